@@ -1,0 +1,29 @@
+"""Our record of intents, pods, stages, money, receipts and verdicts. Floor 1: the database is its one outside thing."""
+
+from pennypod.ledger.records import (
+    FINAL_STATES,
+    STAGES,
+    ArtifactRecord,
+    AttemptRecord,
+    AttemptState,
+    Outcome,
+    QuarantineRecord,
+    RunRecord,
+    StageRecord,
+)
+from pennypod.ledger.store import Ledger, LedgerError, open_ledger
+
+__all__ = [
+    "FINAL_STATES",
+    "STAGES",
+    "ArtifactRecord",
+    "AttemptRecord",
+    "AttemptState",
+    "Ledger",
+    "LedgerError",
+    "Outcome",
+    "QuarantineRecord",
+    "RunRecord",
+    "StageRecord",
+    "open_ledger",
+]

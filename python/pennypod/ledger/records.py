@@ -1,0 +1,121 @@
+"""The ledger's rows as values. Floor 1; no I/O."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from pennypod.model.money import cost_micros
+
+
+class AttemptState(StrEnum):
+    """One attempt to rent. Only GONE and NEVER are final; anything else may be billing."""
+
+    INTENT = "intent"  # journalled before the create call
+    RENTED = "rented"  # the pod's id is known
+    READY = "ready"  # logged in and accepted
+    DESTROYING = "destroying"  # its end was asked for, not proven
+    GONE = "gone"  # proven absent
+    NEVER = "never"  # proven that no pod came of the create call
+
+
+FINAL_STATES = (AttemptState.GONE, AttemptState.NEVER)
+
+
+class Outcome(StrEnum):
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+STAGES = ("plan", "rent", "gate", "bootstrap", "dataset", "training", "weights", "teardown")
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    run: str
+    job: str
+    controller: str
+    created: float
+    artifacts_dir: str
+    deadline: float | None = None
+    worst_case_micros: int | None = None
+    keep_on_disconnect: bool = False
+    fenced_reason: str | None = None
+    outcome: str | None = None
+    reason: str | None = None
+    closed: float | None = None
+    verdict: str | None = None
+    verdict_note: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptRecord:
+    id: int
+    run: str
+    attempt: int
+    lease_name: str
+    provider: str
+    offer_id: str
+    machine_id: str
+    gpu: str
+    gpu_count: int
+    price_micros_per_h: int
+    renter: str
+    state: AttemptState
+    intended: float
+    pod_id: str | None = None
+    rented: float | None = None
+    ready: float | None = None
+    ssh_host: str | None = None
+    ssh_port: int | None = None
+    ssh_user: str | None = None
+    destroy_requested: float | None = None
+    gone: float | None = None
+    outcome: str | None = None
+    reason: str | None = None
+    estimated_micros: int | None = None
+    invoiced_micros: int | None = None
+    receipt: dict[str, Any] | None = None
+
+    @property
+    def final(self) -> bool:
+        return self.state in FINAL_STATES
+
+    def billed_seconds(self, now: float) -> float:
+        """Seconds the meter has run, from the create call on: the provider's own clock starts no earlier."""
+        if self.state is AttemptState.NEVER or self.rented is None:
+            return 0.0
+        return max(0.0, (self.gone if self.gone is not None else now) - self.intended)
+
+    def cost_micros(self, now: float) -> int:
+        return cost_micros(self.price_micros_per_h, self.billed_seconds(now))
+
+
+@dataclass(frozen=True, slots=True)
+class StageRecord:
+    run: str
+    stage: str
+    started: float
+    finished: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class ArtifactRecord:
+    """A file that came home. `kind` is "weights", "log", "extra"; `path` is relative to the run's artifacts folder."""
+
+    run: str
+    path: str
+    bytes: int
+    sha256: str
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class QuarantineRecord:
+    provider: str
+    machine_id: str
+    at: float
+    until: float
+    reason: str

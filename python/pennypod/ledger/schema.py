@@ -1,0 +1,99 @@
+"""The ledger's tables. Money is integer micro-dollars, times are Unix seconds. Floor 1.
+
+The schema is public: `SCHEMA_VERSION` changes with it, and a ledger of another version is refused, never guessed at.
+"""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+SCHEMA_VERSION = 1
+
+metadata = sa.MetaData()
+
+meta = sa.Table(
+    "meta",
+    metadata,
+    sa.Column("key", sa.String(64), primary_key=True),
+    sa.Column("value", sa.String(255), nullable=False),
+)
+
+runs = sa.Table(
+    "runs",
+    metadata,
+    sa.Column("run", sa.String(64), primary_key=True),
+    sa.Column("job", sa.String(64), nullable=False, index=True),
+    sa.Column("controller", sa.String(64), nullable=False, index=True),
+    sa.Column("created", sa.Float, nullable=False, index=True),
+    sa.Column("deadline", sa.Float),
+    sa.Column("worst_case_micros", sa.BigInteger),
+    sa.Column("artifacts_dir", sa.String(4096), nullable=False),
+    sa.Column("keep_on_disconnect", sa.Boolean, nullable=False, default=False),
+    sa.Column("fenced_reason", sa.Text),
+    sa.Column("outcome", sa.String(32)),
+    sa.Column("reason", sa.Text),
+    sa.Column("closed", sa.Float),
+    sa.Column("verdict", sa.String(16)),
+    sa.Column("verdict_note", sa.Text),
+)
+
+attempts = sa.Table(
+    "attempts",
+    metadata,
+    sa.Column("id", sa.Integer, primary_key=True, autoincrement=True),
+    sa.Column("run", sa.String(64), sa.ForeignKey("runs.run"), nullable=False, index=True),
+    sa.Column("attempt", sa.Integer, nullable=False),
+    sa.Column("lease_name", sa.String(255), nullable=False, unique=True),
+    sa.Column("provider", sa.String(32), nullable=False),
+    sa.Column("offer_id", sa.String(255), nullable=False),
+    sa.Column("machine_id", sa.String(255), nullable=False),
+    sa.Column("gpu", sa.String(128), nullable=False),
+    sa.Column("gpu_count", sa.Integer, nullable=False),
+    sa.Column("price_micros_per_h", sa.BigInteger, nullable=False),
+    sa.Column("renter", sa.String(64), nullable=False),
+    sa.Column("state", sa.String(16), nullable=False, index=True),
+    sa.Column("intended", sa.Float, nullable=False),
+    sa.Column("pod_id", sa.String(255)),
+    sa.Column("rented", sa.Float),
+    sa.Column("ready", sa.Float),
+    sa.Column("ssh_host", sa.String(255)),
+    sa.Column("ssh_port", sa.Integer),
+    sa.Column("ssh_user", sa.String(64)),
+    sa.Column("destroy_requested", sa.Float),
+    sa.Column("gone", sa.Float),
+    sa.Column("outcome", sa.String(32)),
+    sa.Column("reason", sa.Text),
+    sa.Column("estimated_micros", sa.BigInteger),
+    sa.Column("invoiced_micros", sa.BigInteger),
+    sa.Column("receipt", sa.JSON),
+    sa.UniqueConstraint("run", "attempt"),
+)
+
+stages = sa.Table(
+    "stages",
+    metadata,
+    sa.Column("run", sa.String(64), sa.ForeignKey("runs.run"), primary_key=True),
+    sa.Column("stage", sa.String(32), primary_key=True),
+    sa.Column("started", sa.Float, nullable=False),
+    sa.Column("finished", sa.Float),
+)
+
+artifacts = sa.Table(
+    "artifacts",
+    metadata,
+    sa.Column("run", sa.String(64), sa.ForeignKey("runs.run"), primary_key=True),
+    sa.Column("path", sa.String(1024), primary_key=True),
+    sa.Column("bytes", sa.BigInteger, nullable=False),
+    sa.Column("sha256", sa.String(64), nullable=False),
+    sa.Column("kind", sa.String(16), nullable=False),
+)
+
+quarantine = sa.Table(
+    "quarantine",
+    metadata,
+    sa.Column("provider", sa.String(32), primary_key=True),
+    sa.Column("machine_id", sa.String(255), primary_key=True),
+    sa.Column("at", sa.Float, nullable=False),
+    sa.Column("until", sa.Float, nullable=False),
+    sa.Column("reason", sa.Text, nullable=False),
+)

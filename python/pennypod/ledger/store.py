@@ -1,0 +1,379 @@
+"""Reading and writing the ledger. Floor 1.
+
+Every method is one transaction, committed (and, for SQLite, synced to disk) when it returns, so a kill -9 leaves either
+the state before or the state after. SQLite is opened in WAL mode with an immediate write lock, which makes "check, then
+write" safe between processes; on other databases the run's row is locked with SELECT ... FOR UPDATE.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection, Engine, make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
+
+from pennypod.errors import FencedError, InputError, PennypodError
+from pennypod.ledger import schema
+from pennypod.ledger.records import (
+    FINAL_STATES,
+    ArtifactRecord,
+    AttemptRecord,
+    AttemptState,
+    Outcome,
+    QuarantineRecord,
+    RunRecord,
+    StageRecord,
+)
+from pennypod.model.ids import Lease
+from pennypod.model.offer import Offer
+from pennypod.model.pod import SshAddress
+from pennypod.settings import Settings
+
+_BUSY_TIMEOUT_MS = 20_000
+
+
+class LedgerError(PennypodError):
+    """The ledger cannot be read or written; without it nothing may be rented."""
+
+    code = "ledger"
+
+
+def open_ledger(settings: Settings) -> Ledger:
+    """Open (and on first use create) the ledger. Raises LedgerError with the place and what to do."""
+    try:
+        url = make_url(settings.database_url)
+        if url.get_backend_name() == "sqlite":
+            _prepare_sqlite_file(url.database)
+        engine = sa.create_engine(url, pool_pre_ping=True)
+    except (ArgumentError, NoSuchModuleError, ImportError) as exc:
+        raise LedgerError(f"PENNYPOD_DATABASE_URL is not a usable SQLAlchemy URL: {exc}") from exc
+    except OSError as exc:
+        raise LedgerError(f"cannot make the ledger's folder: {exc}; set PENNYPOD_HOME to a writable place") from exc
+    if url.get_backend_name() == "sqlite":
+        _use_sqlite_safely(engine)
+    return Ledger(engine)
+
+
+def _prepare_sqlite_file(database: str | None) -> None:
+    if not database or database == ":memory:":
+        return
+    path = Path(database)
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    # Created here so that only the owner can read it whatever the umask is.
+    os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600))
+
+
+def _use_sqlite_safely(engine: Engine) -> None:
+    @sa.event.listens_for(engine, "connect")
+    def _connect(dbapi_connection: Any, _record: Any) -> None:
+        # Take transactions into our own hands: the driver would begin them late and without a write lock.
+        dbapi_connection.isolation_level = None
+        cursor = dbapi_connection.cursor()
+        cursor.execute(f"PRAGMA busy_timeout={_BUSY_TIMEOUT_MS}")
+        cursor.execute("PRAGMA journal_mode=WAL")
+        cursor.execute("PRAGMA synchronous=FULL")
+        cursor.execute("PRAGMA foreign_keys=ON")
+        cursor.close()
+
+    @sa.event.listens_for(engine, "begin")
+    def _begin(connection: Connection) -> None:
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+
+class Ledger:
+    """All statements about runs and attempts. Safe to use from several processes at once."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._ready = False
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[Connection]:
+        try:
+            if not self._ready:
+                self._create_tables()
+            with self._engine.begin() as connection:
+                yield connection
+        except DBAPIError as exc:
+            raise LedgerError(f"the ledger cannot be used: {exc.orig}; check PENNYPOD_HOME and free disk space") from exc
+
+    def _create_tables(self) -> None:
+        with self._engine.begin() as connection:
+            schema.metadata.create_all(connection)
+            row = connection.execute(sa.select(schema.meta.c.value).where(schema.meta.c.key == "schema_version")).first()
+            if row is None:
+                connection.execute(schema.meta.insert().values(key="schema_version", value=str(schema.SCHEMA_VERSION)))
+            elif row.value != str(schema.SCHEMA_VERSION):
+                raise LedgerError(
+                    f"the ledger has schema version {row.value}, this pennypod needs {schema.SCHEMA_VERSION}:"
+                    " use the pennypod that wrote it, or point PENNYPOD_DATABASE_URL elsewhere"
+                )
+        self._ready = True
+
+    # --- runs ---------------------------------------------------------------------------------------------------
+
+    def open_run(self, record: RunRecord) -> None:
+        """Write down a new run before anything else happens for it."""
+        with self._transaction() as tx:
+            tx.execute(schema.runs.insert().values(**_values(record)))
+
+    def set_plan(self, run: str, *, deadline: float, worst_case_micros: int) -> None:
+        with self._transaction() as tx:
+            _update_run(tx, run, deadline=deadline, worst_case_micros=worst_case_micros)
+
+    def run(self, run: str) -> RunRecord:
+        """One run. Raises InputError when the ledger has none of that id."""
+        with self._transaction() as tx:
+            return _run(tx, run)
+
+    def runs(
+        self, *, job: str | None = None, since: float | None = None, until: float | None = None
+    ) -> list[RunRecord]:
+        """Runs created in `[since, until)`, oldest first."""
+        table = schema.runs
+        query = sa.select(table).order_by(table.c.created, table.c.run)
+        if job is not None:
+            query = query.where(table.c.job == job)
+        if since is not None:
+            query = query.where(table.c.created >= since)
+        if until is not None:
+            query = query.where(table.c.created < until)
+        with self._transaction() as tx:
+            return [RunRecord(**row._mapping) for row in tx.execute(query)]
+
+    def open_runs(self, controller: str | None = None) -> list[RunRecord]:
+        """Runs that are not closed, or that still have an attempt which is not proven over."""
+        table = schema.runs
+        pending = sa.select(schema.attempts.c.run).where(schema.attempts.c.state.not_in(FINAL_STATES))
+        query = sa.select(table).where(sa.or_(table.c.closed.is_(None), table.c.run.in_(pending)))
+        if controller is not None:
+            query = query.where(table.c.controller == controller)
+        with self._transaction() as tx:
+            return [RunRecord(**row._mapping) for row in tx.execute(query.order_by(table.c.created))]
+
+    def fence(self, run: str, reason: str) -> None:
+        """Take the run away from whoever works on it: from now on no attempt can be opened. Keeps the first reason."""
+        with self._transaction() as tx:
+            if _run(tx, run, lock=True).fenced_reason is None:
+                _update_run(tx, run, fenced_reason=reason)
+
+    def raise_if_fenced(self, run: str) -> None:
+        """Raises FencedError when the run was taken away or closed. Long steps call this every couple of seconds."""
+        with self._transaction() as tx:
+            _refuse_fenced(_run(tx, run))
+
+    def close_run(self, run: str, outcome: Outcome, reason: str, at: float) -> bool:
+        """Close a run once; a later close changes nothing. Returns whether this call closed it."""
+        with self._transaction() as tx:
+            if _run(tx, run, lock=True).closed is not None:
+                return False
+            _update_run(tx, run, outcome=outcome.value, reason=reason, closed=at)
+            return True
+
+    def set_verdict(self, run: str, verdict: str, note: str) -> None:
+        """Record whether the result is used: "adopt" or "skip"."""
+        with self._transaction() as tx:
+            _run(tx, run)
+            _update_run(tx, run, verdict=verdict, verdict_note=note)
+
+    # --- attempts -----------------------------------------------------------------------------------------------
+
+    def open_attempt(self, lease: Lease, offer: Offer, *, renter: str, at: float) -> AttemptRecord:
+        """Journal the intent to rent. Raises FencedError when the run was taken away or already has a live attempt."""
+        with self._transaction() as tx:
+            _refuse_fenced(_run(tx, lease.run, lock=True))
+            live = [attempt for attempt in _attempts(tx, lease.run) if not attempt.final]
+            if live:
+                raise FencedError(
+                    f"run {lease.run} already has a pod that is not proven gone ({live[0].lease_name}): renting nothing"
+                )
+            tx.execute(
+                schema.attempts.insert().values(
+                    run=lease.run,
+                    attempt=lease.attempt,
+                    lease_name=lease.name,
+                    provider=offer.provider,
+                    offer_id=offer.offer_id,
+                    machine_id=offer.machine_id,
+                    gpu=offer.gpu,
+                    gpu_count=offer.gpu_count,
+                    price_micros_per_h=offer.price_micros_per_h,
+                    renter=renter,
+                    state=AttemptState.INTENT.value,
+                    intended=at,
+                )
+            )
+            return _attempts(tx, lease.run)[-1]
+
+    def record_pod(self, attempt_id: int, pod_id: str, at: float) -> None:
+        """The create call answered: keep the id before anything else is done with it."""
+        self._advance(attempt_id, (AttemptState.INTENT,), AttemptState.RENTED, pod_id=pod_id, rented=at)
+
+    def record_ready(self, attempt_id: int, address: SshAddress, at: float) -> None:
+        self._advance(
+            attempt_id,
+            (AttemptState.RENTED, AttemptState.READY),
+            AttemptState.READY,
+            ready=at,
+            ssh_host=address.host,
+            ssh_port=address.port,
+            ssh_user=address.user,
+        )
+
+    def record_never(self, attempt_id: int, outcome: str, reason: str, at: float) -> None:
+        """It is proven that the create call made nothing."""
+        self._advance(
+            attempt_id, (AttemptState.INTENT,), AttemptState.NEVER, outcome=outcome, reason=reason, gone=at, estimated_micros=0
+        )
+
+    def record_destroying(self, attempt_id: int, outcome: str, reason: str, at: float) -> None:
+        """Somebody asked for the end of the pod. The first reason stays: later askers only repeat it."""
+        with self._transaction() as tx:
+            attempt = _attempt(tx, attempt_id, lock=True)
+            if attempt.final or attempt.state is AttemptState.DESTROYING:
+                return
+            _update_attempt(
+                tx, attempt_id, state=AttemptState.DESTROYING.value, outcome=outcome, reason=reason, destroy_requested=at
+            )
+
+    def record_gone(self, attempt_id: int, receipt: dict[str, Any], at: float, estimated_micros: int) -> bool:
+        """Absence is proven. Returns False when somebody else had already recorded it: their receipt stays."""
+        with self._transaction() as tx:
+            attempt = _attempt(tx, attempt_id, lock=True)
+            if attempt.final:
+                return False
+            _update_attempt(
+                tx,
+                attempt_id,
+                state=AttemptState.GONE.value,
+                gone=at,
+                receipt=receipt,
+                estimated_micros=estimated_micros,
+            )
+            return True
+
+    def attempts(self, run: str) -> list[AttemptRecord]:
+        with self._transaction() as tx:
+            return _attempts(tx, run)
+
+    def pending_attempts(self) -> list[AttemptRecord]:
+        """Every attempt, of every run, that is not proven over: what may be billing by our own record."""
+        table = schema.attempts
+        query = sa.select(table).where(table.c.state.not_in(FINAL_STATES)).order_by(table.c.id)
+        with self._transaction() as tx:
+            return [_as_attempt(row) for row in tx.execute(query)]
+
+    def _advance(self, attempt_id: int, expected: Sequence[AttemptState], to: AttemptState, **values: Any) -> None:
+        with self._transaction() as tx:
+            attempt = _attempt(tx, attempt_id, lock=True)
+            if attempt.state not in expected:
+                raise FencedError(
+                    f"attempt {attempt.lease_name} is already {attempt.state.value}: another actor has taken it over"
+                )
+            _update_attempt(tx, attempt_id, state=to.value, **values)
+
+    # --- stages, artifacts, quarantine --------------------------------------------------------------------------
+
+    def start_stage(self, run: str, stage: str, at: float) -> None:
+        """Begin a stage; beginning it again (a resume, the next rung) keeps the first start."""
+        with self._transaction() as tx:
+            _run(tx, run)
+            table = schema.stages
+            same = (table.c.run == run) & (table.c.stage == stage)
+            if tx.execute(sa.select(table.c.run).where(same)).first() is None:
+                tx.execute(table.insert().values(run=run, stage=stage, started=at))
+
+    def finish_stage(self, run: str, stage: str, at: float) -> None:
+        with self._transaction() as tx:
+            table = schema.stages
+            tx.execute(table.update().where((table.c.run == run) & (table.c.stage == stage)).values(finished=at))
+
+    def stages(self, run: str) -> list[StageRecord]:
+        table = schema.stages
+        with self._transaction() as tx:
+            query = sa.select(table).where(table.c.run == run).order_by(table.c.started)
+            return [StageRecord(**row._mapping) for row in tx.execute(query)]
+
+    def record_artifacts(self, records: Sequence[ArtifactRecord]) -> None:
+        """Files that are home and verified; recording one again replaces it."""
+        table = schema.artifacts
+        with self._transaction() as tx:
+            for record in records:
+                tx.execute(table.delete().where((table.c.run == record.run) & (table.c.path == record.path)))
+                tx.execute(table.insert().values(**_values(record)))
+
+    def artifacts(self, run: str) -> list[ArtifactRecord]:
+        table = schema.artifacts
+        with self._transaction() as tx:
+            query = sa.select(table).where(table.c.run == run).order_by(table.c.kind.desc(), table.c.path)
+            return [ArtifactRecord(**row._mapping) for row in tx.execute(query)]
+
+    def quarantine(self, record: QuarantineRecord) -> None:
+        table = schema.quarantine
+        with self._transaction() as tx:
+            tx.execute(
+                table.delete().where(
+                    (table.c.provider == record.provider) & (table.c.machine_id == record.machine_id)
+                )
+            )
+            tx.execute(table.insert().values(**_values(record)))
+
+    def quarantined(self, now: float) -> list[QuarantineRecord]:
+        table = schema.quarantine
+        with self._transaction() as tx:
+            query = sa.select(table).where(table.c.until > now).order_by(table.c.at)
+            return [QuarantineRecord(**row._mapping) for row in tx.execute(query)]
+
+
+# --- helpers over one connection --------------------------------------------------------------------------------------
+
+
+def _values(record: Any) -> dict[str, Any]:
+    return {name: getattr(record, name) for name in record.__dataclass_fields__}
+
+
+def _run(tx: Connection, run: str, *, lock: bool = False) -> RunRecord:
+    query = sa.select(schema.runs).where(schema.runs.c.run == run)
+    row = tx.execute(query.with_for_update() if lock else query).first()
+    if row is None:
+        raise InputError(f"the ledger has no run {run!r}: `pennypod ledger` lists them")
+    return RunRecord(**row._mapping)
+
+
+def _update_run(tx: Connection, run: str, **values: Any) -> None:
+    tx.execute(schema.runs.update().where(schema.runs.c.run == run).values(**values))
+
+
+def _refuse_fenced(record: RunRecord) -> None:
+    if record.fenced_reason is not None:
+        raise FencedError(f"run {record.run} was stopped: {record.fenced_reason}")
+    if record.closed is not None:
+        raise FencedError(f"run {record.run} is already closed ({record.outcome})")
+
+
+def _as_attempt(row: sa.Row[Any]) -> AttemptRecord:
+    values = dict(row._mapping)
+    values["state"] = AttemptState(values["state"])
+    return AttemptRecord(**values)
+
+
+def _attempt(tx: Connection, attempt_id: int, *, lock: bool = False) -> AttemptRecord:
+    query = sa.select(schema.attempts).where(schema.attempts.c.id == attempt_id)
+    return _as_attempt(tx.execute(query.with_for_update() if lock else query).one())
+
+
+def _attempts(tx: Connection, run: str) -> list[AttemptRecord]:
+    table = schema.attempts
+    return [_as_attempt(row) for row in tx.execute(sa.select(table).where(table.c.run == run).order_by(table.c.id))]
+
+
+def _update_attempt(tx: Connection, attempt_id: int, **values: Any) -> None:
+    tx.execute(schema.attempts.update().where(schema.attempts.c.id == attempt_id).values(**values))

@@ -1,0 +1,110 @@
+"""Which offer first, and what it may cost at worst. Floor 2: pure arithmetic over offers.
+
+Ranking is by the expected cost of the whole run until the weights are home, not by $/h alone: a cheap machine behind a
+slow line can cost more than a dear one. The wallclock budget is a multiple of the optimistic estimate (erratum 8): it
+gives the deadline, and the deadline gives the worst-case cost that caps are checked against.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from pennypod.errors import BudgetError, NoCapacityError
+from pennypod.ledger.records import QuarantineRecord
+from pennypod.model.money import cost_micros, format_usd
+from pennypod.model.offer import Offer
+
+DEFAULT_BUDGET_FACTOR = 2.5
+SECURE_ONLY_ABOVE_S = 3600.0
+_BYTES_PER_GB = 1_000_000_000
+_DEFAULT_MBPS = 100.0  # what we assume of a line whose speed the provider does not tell
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """The optimistic view of a run: seconds of boot and training, bytes to move up and down."""
+
+    boot_s: float
+    train_s: float
+    upload_bytes: int = 0
+    fetch_bytes: int = 0
+    image_bytes: int = 0
+
+    def seconds_on(self, offer: Offer) -> float:
+        """Expected seconds until the weights are home on that offer's line."""
+        down = _bytes_per_s(offer.inet_down_mbps)
+        up = _bytes_per_s(offer.inet_up_mbps)
+        return (
+            self.boot_s
+            + self.train_s
+            + (self.image_bytes + self.upload_bytes) / down
+            + self.fetch_bytes / up
+        )
+
+    def traffic_micros_on(self, offer: Offer) -> int:
+        down_gb = (self.image_bytes + self.upload_bytes) / _BYTES_PER_GB
+        up_gb = self.fetch_bytes / _BYTES_PER_GB
+        return round(down_gb * offer.traffic_down_micros_per_gb + up_gb * offer.traffic_up_micros_per_gb)
+
+
+@dataclass(frozen=True, slots=True)
+class RankedOffer:
+    """`expected_micros` and `worst_case_micros` are for the whole run, traffic included."""
+
+    offer: Offer
+    expected_s: float
+    expected_micros: int
+    budget_s: float
+    worst_case_micros: int
+
+
+def rank(offers: Iterable[Offer], estimate: Estimate, budget_factor: float = DEFAULT_BUDGET_FACTOR) -> list[RankedOffer]:
+    """Cheapest expected run first; equal costs are ordered by machine so that the order is stable."""
+    ranked = [_rate(offer, estimate, budget_factor) for offer in offers]
+    return sorted(ranked, key=lambda r: (r.expected_micros, r.offer.provider, r.offer.machine_id, r.offer.offer_id))
+
+
+def _rate(offer: Offer, estimate: Estimate, budget_factor: float) -> RankedOffer:
+    seconds = estimate.seconds_on(offer)
+    traffic = estimate.traffic_micros_on(offer)
+    budget_s = seconds * budget_factor
+    return RankedOffer(
+        offer=offer,
+        expected_s=seconds,
+        expected_micros=cost_micros(offer.price_micros_per_h, seconds) + traffic,
+        budget_s=budget_s,
+        worst_case_micros=cost_micros(offer.price_micros_per_h, budget_s) + traffic,
+    )
+
+
+def without_quarantined(offers: Iterable[Offer], quarantined: Iterable[QuarantineRecord]) -> list[Offer]:
+    """Drop machines that failed lately."""
+    bad = {(record.provider, record.machine_id) for record in quarantined}
+    return [offer for offer in offers if (offer.provider, offer.machine_id) not in bad]
+
+
+def within_caps(ranked: Sequence[RankedOffer], max_cost_micros: int | None) -> list[RankedOffer]:
+    """The offers whose worst case fits the cap.
+
+    Raises NoCapacityError when there is no offer at all and BudgetError when the cheapest one breaks the cap.
+    """
+    if not ranked:
+        raise NoCapacityError("no offer fits: relax the job's pod_* filters or try another provider")
+    if max_cost_micros is None:
+        return list(ranked)
+    fitting = [r for r in ranked if r.worst_case_micros <= max_cost_micros]
+    if not fitting:
+        cheapest = min(ranked, key=lambda r: r.worst_case_micros)
+        raise BudgetError(
+            f"the cheapest fit may cost {format_usd(cheapest.worst_case_micros)} at worst"
+            f" ({cheapest.budget_s / 60:.0f} min at {format_usd(cheapest.offer.price_micros_per_h)}/h),"
+            f" over max_cost_usd {format_usd(max_cost_micros)}: nothing was rented",
+            worst_case_micros=cheapest.worst_case_micros,
+            max_cost_micros=max_cost_micros,
+        )
+    return fitting
+
+
+def _bytes_per_s(mbps: float | None) -> float:
+    return (mbps or _DEFAULT_MBPS) * 1_000_000 / 8

@@ -1,0 +1,61 @@
+"""What a job needs and what a provider offers. Floor 0."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What a job asks of a machine; the one filter language for all providers.
+
+    `gpu` is a list of choices in order of preference; empty means any. Sizes in GB, bandwidth in Mbit/s, price in
+    micro-dollars per hour. None means "no limit".
+    """
+
+    gpu: tuple[str, ...] = ()
+    gpu_count: int = 1
+    gpu_ram_gb: float | None = None
+    reliability: float | None = None
+    inet_down_mbps: float | None = None
+    inet_up_mbps: float | None = None
+    disk_gb: float = 20.0
+    cuda_min: float | None = None
+    region: tuple[str, ...] = ()
+    secure: bool = False
+    max_price_micros_per_h: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """Something rentable now. `price_micros_per_h` is all-in for the disk that was asked: GPU plus disk, no traffic."""
+
+    provider: str
+    offer_id: str
+    machine_id: str
+    gpu: str
+    gpu_count: int
+    price_micros_per_h: int
+    disk_gb: float
+    secure: bool = False
+    region: str = ""
+    gpu_ram_gb: float | None = None
+    reliability: float | None = None
+    inet_down_mbps: float | None = None
+    inet_up_mbps: float | None = None
+    traffic_down_micros_per_gb: int = 0
+    traffic_up_micros_per_gb: int = 0
+    details: dict[str, Any] = field(default_factory=dict, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What is asked of a provider in one create call. `name` is the lease; `public_key` the run's own SSH key."""
+
+    name: str
+    image: str
+    disk_gb: float
+    public_key: str
+    deadline: int
+    env: dict[str, str] = field(default_factory=dict)

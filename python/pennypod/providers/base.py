@@ -1,0 +1,66 @@
+"""What every provider can do. Floor 1: the protocol only; knows the model, no provider.
+
+Truths that are never mixed: `pods()` and `pod()` say what exists. A failed listing raises; it never looks empty.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from pennypod.model.offer import Need, Offer, Order
+from pennypod.model.pod import Pod
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """How a provider behaves in time, in seconds.
+
+    listing_lag_s      how long a fresh pod may be missing from the listing
+    absence_checks     how many spaced answers of "not there" count as gone
+    absence_spacing_s  the space between them
+    poll_s             how often a pod is looked at while it starts
+    start_patience_s   without any sign of progress for this long, a starting pod is given up
+    start_limit_s      however much progress it shows, a pod must be reachable within this
+    """
+
+    listing_lag_s: float
+    absence_checks: int
+    absence_spacing_s: float
+    poll_s: float
+    start_patience_s: float
+    start_limit_s: float
+
+
+class Provider(Protocol):
+    """A place that rents pods. Every method may raise a `ProviderError` subclass and nothing else of its own."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def timing(self) -> Timing: ...
+
+    def offers(self, need: Need) -> list[Offer]:
+        """Rentable offers that satisfy `need`, in no promised order."""
+
+    def rent(self, offer: Offer, order: Order) -> str:
+        """Create a pod named `order.name` and return its id without waiting for it to be usable.
+
+        Raises AmbiguousError when the pod may or may not exist; never repeats a create on its own.
+        """
+
+    def pods(self) -> list[Pod]:
+        """Every pod of the account, whoever made it: all pages, all states."""
+
+    def pod(self, pod_id: str) -> Pod | None:
+        """One pod, or None only when the provider says plainly that there is none."""
+
+    def destroy(self, pod_id: str) -> None:
+        """Ask for the end of a pod. Idempotent; returning is not proof (see rental.prove_gone)."""
+
+    def host_keys(self, pod_id: str) -> list[str]:
+        """The pod's SSH host keys ("ssh-ed25519 AAAA...") over an authenticated channel; empty where there is none."""
+
+    def balance_micros(self) -> int | None:
+        """Money left in the account, None where the notion does not exist."""

@@ -1,0 +1,419 @@
+"""Exactly one pod per run, and proof of its end. Floor 2: providers, ledger and SSH, all passed in.
+
+The order of steps is the guarantee: the intent is on disk before the create call, the id is on disk before anything is
+done with the pod, a pod that does not work out is proven gone before the next one is asked for.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from pennypod.clock import Clock
+from pennypod.errors import (
+    AmbiguousError,
+    AuthError,
+    FencedError,
+    FundsError,
+    GateError,
+    LadderExhaustedError,
+    NotReadyError,
+    PennypodError,
+    ProviderError,
+    RateLimitedError,
+    SshError,
+    TransientError,
+    UnprovenError,
+)
+from pennypod.ledger import AttemptRecord, AttemptState, Ledger, QuarantineRecord
+from pennypod.model.ids import Lease, RandomBelow, parse_lease, random_base32
+from pennypod.model.money import cost_micros, format_usd, micros_to_usd
+from pennypod.model.offer import Offer, Order
+from pennypod.model.pod import Pod, PodState, SshAddress
+from pennypod.providers.base import Provider
+
+QUARANTINE_S = 24 * 3600.0
+"""A machine that failed the gate is left alone for a day; hosts do get repaired."""
+
+Report = Callable[..., None]
+"""`Events.emit`: stage, text, numbers."""
+
+
+class Login(Protocol):
+    """Makes a pod usable over SSH and checks it; see `acceptance.PodLogin`."""
+
+    def log_in(self, address: SshAddress, host_keys: Sequence[str], limit_s: float) -> None:
+        """Raises SshError when no login succeeds within `limit_s` seconds."""
+
+    def check(self, address: SshAddress) -> dict[str, Any]:
+        """Run the acceptance check and return its report. Raises GateError when the pod fails it."""
+
+
+@dataclass(frozen=True, slots=True)
+class RentRequest:
+    """What to rent for a run. `offers` in the order to try them; `images` maps a provider's name to its image."""
+
+    run: str
+    offers: Sequence[Offer]
+    images: Mapping[str, str]
+    disk_gb: float
+    deadline: float
+    public_key: str
+    renter: str
+    max_attempts: int = 5
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Tenancy:
+    """A pod that is ours, reachable and accepted. `created` says whether this call rented it."""
+
+    attempt: AttemptRecord
+    pod: Pod
+    address: SshAddress
+    created: bool
+    gate: dict[str, Any] = field(default_factory=dict)
+
+
+class Rental:
+    """Rents and destroys for runs in one ledger. Holds no state of its own between calls."""
+
+    def __init__(
+        self,
+        providers: Mapping[str, Provider],
+        ledger: Ledger,
+        clock: Clock,
+        *,
+        randbelow: RandomBelow = secrets.randbelow,
+    ) -> None:
+        self._providers = providers
+        self._ledger = ledger
+        self._clock = clock
+        self._randbelow = randbelow
+
+    # --- renting ------------------------------------------------------------------------------------------------
+
+    def existing(self, run: str) -> Tenancy | None:
+        """The run's pod when it is ready and its provider still shows it running."""
+        for attempt in self._ledger.attempts(run):
+            if attempt.state is not AttemptState.READY or attempt.pod_id is None:
+                continue
+            pod = self._providers[attempt.provider].pod(attempt.pod_id)
+            address = _address_of(attempt)
+            if pod is not None and pod.state is PodState.RUNNING and address is not None:
+                return Tenancy(attempt, pod, address, created=False)
+        return None
+
+    def rent(
+        self, request: RentRequest, login: Login, report: Report, before_create: Callable[[], None]
+    ) -> Tenancy:
+        """Walk the offers until one gives a usable pod.
+
+        `before_create` is called right before every create and raises when the guard is not there. Raises
+        LadderExhaustedError with each rung's reason, FencedError when the run was taken away, AuthError or FundsError
+        when no other offer can help, UnprovenError when a failed pod could not be proven gone (then nothing more is
+        rented: one pod that may bill is enough).
+        """
+        found = self.existing(request.run)
+        if found is not None:
+            return found
+        self._clear_leftovers(request.run, report)
+        tried = len(self._ledger.attempts(request.run))
+        rungs: list[dict[str, Any]] = []
+        for number, offer in enumerate(request.offers[: request.max_attempts], start=tried + 1):
+            self._ledger.raise_if_fenced(request.run)
+            before_create()
+            try:
+                return self._try_offer(request, offer, number, login, report)
+            except (AuthError, FundsError, FencedError, UnprovenError):
+                raise
+            except (ProviderError, NotReadyError, GateError, SshError) as exc:
+                rungs.append({"offer": offer.offer_id, "machine_id": offer.machine_id, **exc.as_failure()})
+                report("rent", f"{_describe(offer)}: {exc}")
+        reasons = "; ".join(f"{rung['machine_id']}: {rung['message']}" for rung in rungs) or "there was no offer to try"
+        raise LadderExhaustedError(f"no usable pod after {len(rungs)} attempts: {reasons}", attempts=rungs)
+
+    def _try_offer(
+        self, request: RentRequest, offer: Offer, number: int, login: Login, report: Report
+    ) -> Tenancy:
+        provider = self._providers[offer.provider]
+        lease = Lease(request.run, number, int(request.deadline), random_base32(5, self._randbelow))
+        report("rent", f"asking for {_describe(offer)}", usd_per_h=micros_to_usd(offer.price_micros_per_h))
+        attempt = self._ledger.open_attempt(lease, offer, renter=request.renter, at=self._clock.now())
+        pod_id = self._create(provider, offer, attempt, request, lease)
+        try:
+            self._ledger.record_pod(attempt.id, pod_id, self._clock.now())
+        except FencedError:
+            # Somebody gave this attempt up while the create call was under way: the late arrival is destroyed.
+            self.prove_gone(provider, pod_id, lease.name)
+            raise
+        report("rent", f"pod {short(pod_id)} rented on {offer.machine_id}", pod_id=pod_id)
+        try:
+            tenancy = self._make_usable(request, provider, offer, attempt, pod_id, login, report)
+            self._ledger.record_ready(attempt.id, tenancy.address, self._clock.now())
+            return tenancy
+        except PennypodError as exc:
+            if isinstance(exc, GateError):
+                self._quarantine(offer, exc)
+            self.destroy(self._attempt(attempt), outcome=exc.code, reason=str(exc), report=report)
+            raise
+
+    def _create(
+        self, provider: Provider, offer: Offer, attempt: AttemptRecord, request: RentRequest, lease: Lease
+    ) -> str:
+        order = Order(
+            name=lease.name,
+            image=request.images.get(offer.provider, ""),
+            disk_gb=request.disk_gb,
+            public_key=request.public_key,
+            deadline=lease.deadline,
+            env=dict(request.env),
+        )
+        try:
+            return provider.rent(offer, order)
+        except AmbiguousError:
+            pod_id = self._find_by_name(provider, lease.name)
+            if pod_id is not None:
+                return pod_id
+            self._ledger.record_never(attempt.id, "ambiguous", "the create call was lost and made no pod", self._clock.now())
+            raise
+        except ProviderError as exc:
+            # A plain refusal: the provider says that it made nothing.
+            self._ledger.record_never(attempt.id, exc.code, str(exc), self._clock.now())
+            raise
+
+    def _make_usable(
+        self,
+        request: RentRequest,
+        provider: Provider,
+        offer: Offer,
+        attempt: AttemptRecord,
+        pod_id: str,
+        login: Login,
+        report: Report,
+    ) -> Tenancy:
+        started = self._clock.now()
+        pod = self._wait_until_running(request.run, provider, pod_id, report)
+        if pod.address is None:
+            raise NotReadyError(f"pod {short(pod_id)} runs but has no SSH address")
+        left = max(5.0, provider.timing.start_limit_s - (self._clock.now() - started))
+        login.log_in(pod.address, provider.host_keys(pod_id), left)
+        seconds = self._clock.now() - started
+        report("rent", f"logged in to {pod.address.host}:{pod.address.port} after {seconds:.1f} s")
+        self._ledger.finish_stage(request.run, "rent", self._clock.now())
+        self._ledger.start_stage(request.run, "gate", self._clock.now())
+        gate = login.check(pod.address)
+        self._ledger.finish_stage(request.run, "gate", self._clock.now())
+        report("gate", f"accepted: {gate.get('summary', 'all checks passed')}")
+        return Tenancy(self._attempt(attempt), pod, pod.address, created=True, gate=gate)
+
+    def _wait_until_running(self, run: str, provider: Provider, pod_id: str, report: Report) -> Pod:
+        """Progress extends patience, a terminal state ends it at once, nothing waits without a limit."""
+        timing = provider.timing
+        started = changed = self._clock.now()
+        seen: tuple[Any, ...] = ()
+        while True:
+            self._ledger.raise_if_fenced(run)
+            pod = self._look(provider, pod_id)
+            now = self._clock.now()
+            if pod is not None:
+                if pod.state is PodState.RUNNING and pod.address is not None:
+                    return pod
+                if pod.state in (PodState.FAILED, PodState.STOPPED):
+                    raise NotReadyError(f"pod {short(pod_id)} is {pod.state.value}: {pod.progress or 'no reason given'}")
+                look = (pod.state, pod.progress, pod.address)
+                if look != seen:
+                    seen, changed = look, now
+                    report("rent", f"pod {short(pod_id)} {pod.state.value} {pod.progress}".rstrip())
+            elif now - started > timing.listing_lag_s:
+                raise NotReadyError(f"pod {short(pod_id)} vanished while it was starting")
+            if now - changed > timing.start_patience_s:
+                raise NotReadyError(f"pod {short(pod_id)} showed no progress for {timing.start_patience_s:.0f} s")
+            if now - started > timing.start_limit_s:
+                raise NotReadyError(f"pod {short(pod_id)} was not up within {timing.start_limit_s:.0f} s")
+            self._clock.sleep(timing.poll_s)
+
+    def _look(self, provider: Provider, pod_id: str) -> Pod | None:
+        """One look at a starting pod; a passing fault is no news, so it reads as "not seen yet" only by raising."""
+        while True:
+            try:
+                return provider.pod(pod_id)
+            except RateLimitedError as exc:
+                self._clock.sleep(min(exc.retry_after_s, 60.0))
+            except TransientError:
+                self._clock.sleep(provider.timing.poll_s)
+
+    def _clear_leftovers(self, run: str, report: Report) -> None:
+        """An earlier try of this run died half-way: its pod is proven gone before another is asked for."""
+        for attempt in self._ledger.attempts(run):
+            if not attempt.final:
+                self.destroy(attempt, outcome="abandoned", reason="left by an earlier, broken try", report=report)
+
+    def _quarantine(self, offer: Offer, exc: GateError) -> None:
+        now = self._clock.now()
+        self._ledger.quarantine(
+            QuarantineRecord(offer.provider, offer.machine_id, at=now, until=now + QUARANTINE_S, reason=str(exc))
+        )
+
+    # --- destroying ---------------------------------------------------------------------------------------------
+
+    def destroy(
+        self, attempt: AttemptRecord, *, outcome: str, reason: str, report: Report, patience_s: float = 120.0
+    ) -> dict[str, Any] | None:
+        """End one attempt and prove it; the receipt, or None when no pod ever came of it.
+
+        Safe to call from several processes at once. Raises UnprovenError when absence could not be proven within
+        `patience_s`: the attempt then stays on the books as "may still be billing".
+        """
+        if attempt.final:
+            return attempt.receipt
+        provider = self._providers[attempt.provider]
+        pod_id = attempt.pod_id
+        if pod_id is None:
+            pod_id = self._find_by_name(provider, attempt.lease_name)
+            if pod_id is None:
+                self._settle_never(attempt, outcome, reason)
+                return None
+            self._adopt(attempt, pod_id)
+        self._ledger.record_destroying(attempt.id, outcome, reason, self._clock.now())
+        report("teardown", f"destroying pod {short(pod_id)}: {reason}", pod_id=pod_id)
+        proof = self.prove_gone(provider, pod_id, attempt.lease_name, patience_s=patience_s)
+        gone_at = self._clock.now()
+        receipt = self._receipt(attempt, pod_id, proof, gone_at)
+        if self._ledger.record_gone(attempt.id, receipt, gone_at, int(receipt["cost_micros"])):
+            cost = format_usd(int(receipt["cost_micros"]))
+            report("teardown", f"pod {short(pod_id)} proven gone after {receipt['billed_seconds']:.0f} s, {cost}")
+        return self._attempt(attempt).receipt
+
+    def prove_gone(
+        self, provider: Provider, pod_id: str, name: str, *, patience_s: float = 120.0
+    ) -> list[dict[str, Any]]:
+        """Destroy until absence is proven; the list of what was asked and answered.
+
+        Absence is several spaced answers of "not there" from the single look and from the listing. An error is never
+        absence and starts the count again.
+        """
+        timing = provider.timing
+        started = self._clock.now()
+        proof: list[dict[str, Any]] = []
+        absent = 0
+        wait = timing.absence_spacing_s
+        while True:
+            answer = self._ask_for_the_end(provider, pod_id, proof) if absent == 0 else ""
+            seen = self._presence(provider, pod_id, name)
+            proof.append({"at": self._clock.now(), "asked": "is it there", "answer": seen})
+            if seen == "absent":
+                absent += 1
+                wait = timing.absence_spacing_s
+                if absent >= timing.absence_checks:
+                    return proof
+            else:
+                absent = 0
+                wait = min(wait * 1.5, 30.0)
+            if self._clock.now() - started > patience_s:
+                raise UnprovenError(
+                    f"pod {pod_id} ({provider.name}) is not proven gone after {patience_s:.0f} s ({answer or seen}):"
+                    " it may still be billing; the guard keeps trying, `pennypod sweep` repeats it",
+                    pod_id=pod_id,
+                    provider=provider.name,
+                )
+            self._clock.sleep(wait)
+
+    def _ask_for_the_end(self, provider: Provider, pod_id: str, proof: list[dict[str, Any]]) -> str:
+        try:
+            provider.destroy(pod_id)
+            answer = "accepted"
+        except ProviderError as exc:
+            answer = f"{exc.code}: {exc}"
+        proof.append({"at": self._clock.now(), "asked": "destroy", "answer": answer})
+        return answer
+
+    def _presence(self, provider: Provider, pod_id: str, name: str) -> str:
+        try:
+            if provider.pod(pod_id) is not None:
+                return "still there"
+            if any(pod.pod_id == pod_id or pod.name == name for pod in provider.pods()):
+                return "still listed"
+        except ProviderError as exc:
+            return f"{exc.code}: {exc}"
+        return "absent"
+
+    def _find_by_name(self, provider: Provider, name: str) -> str | None:
+        """Look a lost create up by its unique name, over the provider's listing lag. Raises when it cannot look."""
+        started = self._clock.now()
+        failures = 0
+        while True:
+            try:
+                match = [pod for pod in provider.pods() if pod.name == name]
+                failures = 0
+            except (TransientError, RateLimitedError):
+                failures += 1
+                match = []
+            if match:
+                return match[0].pod_id
+            over_lag = self._clock.now() - started >= provider.timing.listing_lag_s
+            if over_lag and failures == 0:
+                return None
+            if over_lag and failures > 10:
+                raise UnprovenError(
+                    f"{provider.name} cannot be asked whether {name} exists: it may still be billing", name=name
+                )
+            self._clock.sleep(max(0.2, provider.timing.absence_spacing_s))
+
+    def _settle_never(self, attempt: AttemptRecord, outcome: str, reason: str) -> None:
+        try:
+            self._ledger.record_never(attempt.id, outcome, reason, self._clock.now())
+        except FencedError:
+            # The renter recorded the pod's id in this very moment: destroy it as an ordinary pod.
+            self.destroy(self._attempt(attempt), outcome=outcome, reason=reason, report=lambda *_a, **_k: None)
+
+    def _adopt(self, attempt: AttemptRecord, pod_id: str) -> None:
+        try:
+            self._ledger.record_pod(attempt.id, pod_id, self._clock.now())
+        except FencedError:
+            return  # another actor wrote the same id first
+
+    def _receipt(
+        self, attempt: AttemptRecord, pod_id: str, proof: list[dict[str, Any]], gone_at: float
+    ) -> dict[str, Any]:
+        seconds = max(0.0, gone_at - attempt.intended)
+        return {
+            "run": attempt.run,
+            "provider": attempt.provider,
+            "pod_id": pod_id,
+            "pod_name": attempt.lease_name,
+            "machine_id": attempt.machine_id,
+            "gpu": attempt.gpu,
+            "price_usd_per_h": micros_to_usd(attempt.price_micros_per_h),
+            "rented_at": attempt.intended,
+            "gone_at": gone_at,
+            "billed_seconds": round(seconds, 3),
+            "cost_micros": cost_micros(attempt.price_micros_per_h, seconds),
+            "proof": proof,
+        }
+
+    def _attempt(self, attempt: AttemptRecord) -> AttemptRecord:
+        return next(record for record in self._ledger.attempts(attempt.run) if record.id == attempt.id)
+
+
+def ours(pods: Sequence[Pod]) -> list[tuple[Pod, Lease]]:
+    """The pods whose name carries a lease of ours; nothing else is ever touched."""
+    return [(pod, lease) for pod in pods if (lease := parse_lease(pod.name)) is not None]
+
+
+def short(pod_id: str) -> str:
+    """Container engines have ids of 64 digits; twelve are plenty for people."""
+    return pod_id[:12]
+
+
+def _address_of(attempt: AttemptRecord) -> SshAddress | None:
+    if attempt.ssh_host is None or attempt.ssh_port is None:
+        return None
+    return SshAddress(attempt.ssh_host, attempt.ssh_port, attempt.ssh_user or "root")
+
+
+def _describe(offer: Offer) -> str:
+    count = f"{offer.gpu_count}x " if offer.gpu_count > 1 else ""
+    return f"{count}{offer.gpu} on {offer.provider}/{offer.machine_id} at {format_usd(offer.price_micros_per_h)}/h"

@@ -1,0 +1,40 @@
+"""Where state lives, read from the environment once. Floor 1: the environment is its one outside thing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import platformdirs
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """`home` holds all state of this control node; `database_url` is any SQLAlchemy URL."""
+
+    home: Path
+    database_url: str
+
+    def run_dir(self, run: str) -> Path:
+        """Keys, known_hosts and progress events of one run; made on first use, for the owner only."""
+        path = self.home / "runs" / run
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return path
+
+    @property
+    def guards_dir(self) -> Path:
+        return self.home / "guards"
+
+    @property
+    def cache_dir(self) -> Path:
+        return self.home / "cache"
+
+
+def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
+    """Settings from `PENNYPOD_HOME` and `PENNYPOD_DATABASE_URL`, with the documented defaults."""
+    env = os.environ if environ is None else environ
+    home = Path(env.get("PENNYPOD_HOME") or platformdirs.user_state_dir("pennypod")).expanduser().absolute()
+    url = env.get("PENNYPOD_DATABASE_URL") or f"sqlite:///{home / 'ledger.sqlite3'}"
+    return Settings(home=home, database_url=url)
