@@ -1,0 +1,96 @@
+# `make` shows what there is. Everything runs in .venv, which `make setup` makes.
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+export PATH := $(CURDIR)/.venv/bin:$(PATH)
+# By its full path: Ansible ignores an ansible.cfg that it finds by itself in a world-writable folder.
+export ANSIBLE_CONFIG := $(CURDIR)/ansible.cfg
+export MOLECULE_GLOB := tests/molecule/*/molecule.yml
+
+# HEAVY=1 adds the tests that download gigabytes (torch in a pod).
+ifeq ($(HEAVY),1)
+MARKS :=
+else
+MARKS := -m "not heavy"
+endif
+# Two cores: one worker each. Tests that must not run side by side share an xdist_group.
+WORKERS ?= 2
+PYTEST := python -m pytest $(MARKS) -n $(WORKERS) --dist loadgroup
+
+.PHONY: help
+help: ## show this list
+	@echo "usage: make TARGET [ARGS='...']"
+	@sed -nE 's/^([a-z][a-z-]*):.*## (.*)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | while IFS=$$'\t' read -r target text; do \
+	    printf '  %-12s %s\n' "$$target" "$$text"; done
+
+.PHONY: setup
+setup: ## install what is missing: system packages, .venv, the locked Python packages
+	@scripts/setup.sh
+
+.PHONY: demo
+demo: setup ## rent a local pod, train the demo job on it, bring the weights home, destroy it; ARGS='-e smoke=true' is passed on
+	ansible-playbook train.yml -e job=demo $(ARGS)
+
+# --- tests ------------------------------------------------------------------------------------------------------------
+
+# One after the other, cheapest first; the slowest group is pytest, so its closing line is the last thing printed.
+.PHONY: test
+test: setup ## every check: lint, unit, molecule, integration, contract and chaos tests; HEAVY=1 adds the heavy ones
+	@$(MAKE) lint
+	@$(MAKE) unit
+	@$(MAKE) molecule
+	@$(MAKE) pods
+
+.PHONY: lint
+lint: setup ## ruff, mypy, import floors, shellcheck, yamllint, ansible-lint, generated READMEs
+	ruff check
+	ruff format --check
+	mypy
+	lint-imports --no-cache
+	shellcheck $$(git ls-files '*.sh' .ci/run)
+	yamllint --strict .
+	scripts/role_readmes.py --check
+	ansible-lint --offline --strict
+
+.PHONY: format
+format: setup ## let ruff put the Python code in shape
+	ruff check --fix-only --quiet
+	ruff format
+
+.PHONY: unit
+unit: setup ## pytest without a container: seconds
+	$(PYTEST) tests/unit $(ARGS)
+
+.PHONY: pods
+pods: setup ## pytest against real local pods: integration, contract and chaos tests
+	$(PYTEST) $(POD_TESTS) $(ARGS)
+POD_TESTS := $(foreach group,contract integration chaos,$(if $(wildcard tests/$(group)/test_*.py),tests/$(group)))
+
+.PHONY: integration
+integration: setup ## whole playbooks and single modules against real local pods
+	$(PYTEST) tests/integration $(ARGS)
+
+.PHONY: chaos
+chaos: setup ## kill the control side at every stage and look for pods left behind
+	$(PYTEST) tests/chaos $(ARGS)
+
+.PHONY: molecule
+molecule: setup ## the bootstrap role against a local container: converge, idempotence, testinfra
+	molecule test --all $(ARGS)
+
+# --- the rest ------------------------------------------------------------------------------------------------------------
+
+.PHONY: docs
+docs: setup ## write the variable tables of roles/*/README.md anew
+	scripts/role_readmes.py
+
+.PHONY: lock
+lock: setup ## resolve requirements.lock anew from pyproject.toml
+	scripts/lock.sh
+
+.PHONY: clean
+clean: ## remove .venv and every cache; artifacts/ and the state folder stay
+	rm -rf .venv .cache .ansible .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
