@@ -27,7 +27,7 @@ trap 'rm -f "$log"' EXIT
 # Runs a command quietly; shows what it said only when it fails.
 quietly() {
     if ! "$@" >"$log" 2>&1 9>&-; then
-        tail -n 25 "$log" >&2
+        tail -n 12 "$log" >&2
         return 1
     fi
 }
