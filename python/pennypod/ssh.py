@@ -13,12 +13,16 @@ import shlex
 import stat
 import subprocess
 import tempfile
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from pennypod.clock import Clock
 from pennypod.errors import SshError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from pennypod.clock import Clock
 
 KEY_NAME = "id_ed25519"
 SSH_FAILED = 255
@@ -234,9 +238,10 @@ def wait_for_ssh(ssh: Ssh, *, deadline_s: float, clock: Clock, on_wait: Callable
     while True:
         try:
             probe.run_checked("true", timeout_s=20)
-            return
         except SshError as exc:
             last = exc
+        else:
+            return
         if on_wait is not None:
             on_wait(last.message)
         if clock.now() + pause > end:
@@ -271,15 +276,17 @@ def last_line(output: bytes) -> str:
 def _control_dir() -> Path:
     base = os.environ.get("XDG_RUNTIME_DIR")
     choices = [Path(base) / "pennypod"] if base else []
-    choices.append(Path("/tmp") / f"pennypod-{os.getuid()}")  # not gettempdir(): that may be a long path
+    # Not gettempdir(), which may be a long path; the check below refuses a directory that somebody else made.
+    choices.append(Path("/tmp") / f"pennypod-{os.getuid()}")  # noqa: S108
     problem: OSError | SshError | None = None
     for path in choices:
         try:
             path.mkdir(mode=0o700, exist_ok=True)
             _check_control_path(path / ("x" * 16))
-            return path
         except (OSError, SshError) as exc:
             problem = exc
+        else:
+            return path
     raise SshError(f"no private directory for SSH control sockets: {problem}")
 
 
@@ -331,15 +338,15 @@ def _keygen(*args: str) -> str:
 
 
 def _write_atomically(path: Path, text: str, mode: int) -> None:
-    handle, scratch = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+    scratch = Path(name)
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(text)
-        os.chmod(scratch, mode)
-        os.replace(scratch, path)
+        scratch.chmod(mode)
+        scratch.replace(path)
     except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(scratch)
+        scratch.unlink(missing_ok=True)
         raise
 
 
