@@ -48,6 +48,8 @@ lint: setup ## ruff, mypy, import floors, shellcheck, yamllint, ansible-lint, ge
 	ruff check
 	ruff format --check
 	mypy
+	vermin --quiet --target=3.8- --violations --no-tips --no-parse-comments \
+	    --backport argparse --backport importlib --backport typing python/pennypod/onpod
 	lint-imports --no-cache
 	shellcheck $$(git ls-files '*.sh' .ci/run)
 	yamllint --strict .
