@@ -39,8 +39,8 @@ def prose(value: Any) -> str:
 
 def literal(value: Any) -> str:
     """A default as the user would write it in YAML."""
-    if value is UNSET:
-        return ""
+    if value is UNSET or value is None:
+        return "unset"
     text = yaml.safe_dump(value, default_flow_style=True, width=10_000, allow_unicode=True, sort_keys=False)
     return "`" + text.removesuffix("\n...\n").rstrip("\n").replace("|", "\\|") + "`"
 
@@ -57,7 +57,8 @@ def rows(options: dict[str, Any], defaults: dict[str, Any], prefix: str = "") ->
     lines = []
     for name, option in options.items():
         default = UNSET if prefix else defaults.get(name, UNSET)
-        if default is UNSET:
+        # A template says where the value comes from; the spec says what it is when nobody gives one.
+        if default is UNSET or (isinstance(default, str) and "{{" in default and "default" in option):
             default = option.get("default", UNSET)
         shown = "required" if option.get("required") and default is UNSET else literal(default)
         text = prose(option.get("description"))
