@@ -5,6 +5,7 @@ Truths that are never mixed: `pods()` and `pod()` say what exists. A failed list
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -43,6 +44,9 @@ class Provider(Protocol):
 
     def offers(self, need: Need) -> list[Offer]:
         """Rentable offers that satisfy `need`, in no promised order."""
+
+    def prepare(self, image: str, on_progress: Callable[[str], None]) -> None:
+        """Make what must exist before a create (a local image, say). Free of charge, may take minutes, idempotent."""
 
     def rent(self, offer: Offer, order: Order) -> str:
         """Create a pod named `order.name` and return its id without waiting for it to be usable.

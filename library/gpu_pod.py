@@ -1,0 +1,277 @@
+#!/usr/bin/python
+# SPDX-License-Identifier: Apache-2.0
+"""Ansible module: one pod for one run, or proof that there is none. Runs on localhost."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+---
+module: gpu_pod
+short_description: Rent one pod for a run, or prove that it is gone
+description:
+  - With C(state=present), walks the offers until one gives a pod that can be logged in to and passes the acceptance
+    check. A pod that does not work out is destroyed and proven gone before the next offer is tried.
+  - With C(state=absent), destroys every pod of the run and waits until their absence is proven.
+  - Idempotent by run id. The run must have been opened with M(run_ledger).
+  - Before the first create a guard process is started which destroys the run's pods when the command that runs this
+    module ends, however it ends.
+options:
+  run:
+    description: The run id.
+    type: str
+    required: true
+  state:
+    description: Whether the run shall have a pod.
+    type: str
+    choices: [present, absent]
+    default: present
+  offers:
+    description: The offers to try, in order, as M(gpu_offer_info) returns them. Needed for C(state=present).
+    type: list
+    elements: dict
+    default: []
+  image:
+    description: The image by provider name.
+    type: dict
+    default: {}
+  disk_gb:
+    description: Disk to rent, in GB.
+    type: float
+    default: 20
+  deadline_s:
+    description: Seconds from now after which the pod is destroyed whatever it does. Needed for C(state=present).
+    type: float
+  worst_case_usd:
+    description: What the run may cost at worst, for the ledger.
+    type: float
+    default: 0
+  env:
+    description: Environment variables of the pod. Never put a key here.
+    type: dict
+    default: {}
+  min_memory_gb:
+    description: Least memory the acceptance check asks for, in GB.
+    type: float
+    default: 0
+  min_free_disk_gb:
+    description: Least free disk the acceptance check asks for, in GB.
+    type: float
+    default: 0
+  allow_no_torch:
+    description: Accept a GPU on which nothing could be multiplied since the image has no torch.
+    type: bool
+    default: false
+  reason:
+    description: Why the pod is destroyed, for the ledger. Used with C(state=absent).
+    type: str
+    default: asked for
+attributes:
+  check_mode:
+    support: full
+  diff_mode:
+    support: full
+author:
+  - pennypod
+"""
+
+EXAMPLES = r"""
+- name: Rent a pod
+  gpu_pod:
+    run: demo-1201-k3f9q
+    offers: "{{ plan.offers }}"
+    deadline_s: "{{ plan.deadline_s }}"
+    image:
+      local: stock
+  delegate_to: localhost
+  register: pod
+
+- name: Prove that it is gone
+  gpu_pod:
+    run: demo-1201-k3f9q
+    state: absent
+  delegate_to: localhost
+"""
+
+RETURN = r"""
+pod:
+  description: The run's pod, empty when there is none.
+  returned: always
+  type: dict
+  sample:
+    provider: local
+    pod_id: 5f2c9d1e8a44
+    name: pennypod-demo-1201-k3f9q-a1-tssb3kq-nq4z7m
+    machine_id: local-1
+    gpu: CPU
+    price_usd_per_h: 0.2
+    host: 127.0.0.1
+    port: 40022
+    user: root
+    key_file: /home/me/.local/state/pennypod/runs/demo-1201-k3f9q/id_ed25519
+    known_hosts: /home/me/.local/state/pennypod/runs/demo-1201-k3f9q/known_hosts
+    python: /usr/bin/python3
+gate:
+  description: The report of the acceptance check.
+  returned: when a pod was rented
+  type: dict
+attempts:
+  description: Every attempt of the run with its outcome.
+  returned: always
+  type: list
+  elements: dict
+receipts:
+  description: The proof, for each pod that is gone.
+  returned: state is absent
+  type: list
+  elements: dict
+failure:
+  description: What went wrong, for programs - C(code), C(message), C(details).
+  returned: failure
+  type: dict
+"""
+
+from typing import Any
+
+from pennypod import processes
+from pennypod.acceptance import GateOptions, PodLogin, run_key
+from pennypod.ansible import run_module
+from pennypod.clock import SystemClock
+from pennypod.errors import InputError
+from pennypod.events import Events
+from pennypod.guard import ensure_guard
+from pennypod.ledger import Ledger, open_ledger
+from pennypod.model.money import usd_to_micros
+from pennypod.planning import offer_from
+from pennypod.providers.base import Provider
+from pennypod.providers.registry import all_providers, prepare
+from pennypod.rental import Rental, RentRequest, Tenancy
+from pennypod.report import run_document
+from pennypod.settings import Settings, load_settings
+
+ARGUMENT_SPEC: dict[str, Any] = {
+    "run": {"type": "str", "required": True},
+    "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
+    "offers": {"type": "list", "elements": "dict", "default": []},
+    "image": {"type": "dict", "default": {}},
+    "disk_gb": {"type": "float", "default": 20},
+    "deadline_s": {"type": "float"},
+    "worst_case_usd": {"type": "float", "default": 0},
+    "env": {"type": "dict", "default": {}},
+    "min_memory_gb": {"type": "float", "default": 0},
+    "min_free_disk_gb": {"type": "float", "default": 0},
+    "allow_no_torch": {"type": "bool", "default": False},
+    "reason": {"type": "str", "default": "asked for"},
+}
+
+
+def body(module: Any) -> dict[str, Any]:
+    """Bring the run's pod to the wanted state."""
+    settings = load_settings()
+    ledger = open_ledger(settings)
+    clock = SystemClock()
+    providers = all_providers(settings)
+    rental = Rental(providers, ledger, clock)
+    ledger.run(module.params["run"])
+    if module.params["state"] == "absent":
+        return _absent(module, settings, ledger, rental)
+    return _present(module, settings, ledger, rental, providers)
+
+
+def _present(
+    module: Any, settings: Settings, ledger: Ledger, rental: Rental, providers: dict[str, Provider]
+) -> dict[str, Any]:
+    options, run = module.params, module.params["run"]
+    if options["deadline_s"] is None:
+        raise InputError("deadline_s is needed with state=present: a pod without a deadline is a forgotten pod")
+    offers = [offer_from(document) for document in options["offers"]]
+    if module.check_mode:
+        found = rental.existing(run)
+        pod = _pod(settings, found) if found else {}
+        return _result(ledger, run, changed=found is None, before=pod, after=pod or {"run": run, "state": "rented"}, pod=pod)
+    clock = SystemClock()
+    events = Events(settings.run_dir(run), run)
+    deadline = clock.now() + options["deadline_s"]
+    _, public_key = run_key(settings, run)
+    record = ledger.run(run)
+    controller = record.controller
+    if record.deadline is None:
+        ledger.set_plan(run, deadline=deadline, worst_case_micros=usd_to_micros(options["worst_case_usd"]))
+    else:
+        deadline = record.deadline  # a second call never buys more time
+    ledger.finish_stage(run, "plan", clock.now())
+    ledger.start_stage(run, "rent", clock.now())
+    # Whatever has to exist before the first create is made now: with an intent open, minutes of building would count.
+    prepare({offer.provider for offer in offers}, options["image"], providers, lambda text: events.emit("rent", text))
+    gate = GateOptions(
+        device="cpu" if all(offer.gpu == "CPU" for offer in offers) else "cuda",
+        gpu_count=max((offer.gpu_count for offer in offers), default=1),
+        min_disk_gb=options["min_free_disk_gb"],
+        min_memory_gb=options["min_memory_gb"],
+        allow_no_torch=options["allow_no_torch"],
+    )
+    login = PodLogin(settings, run, gate, clock, on_wait=lambda _why: ledger.raise_if_fenced(run))
+    request = RentRequest(
+        run=run,
+        offers=offers,
+        images=options["image"],
+        disk_gb=options["disk_gb"],
+        deadline=deadline,
+        public_key=public_key,
+        renter=processes.own_identity(),
+        max_attempts=max(1, len(offers)),
+        env={str(name): str(value) for name, value in options["env"].items()},
+    )
+    tenancy = rental.rent(request, login, events.emit, before_create=lambda: ensure_guard(settings, controller))
+    pod = _pod(settings, tenancy)
+    result = _result(ledger, run, changed=tenancy.created, before={} if tenancy.created else pod, after=pod, pod=pod)
+    return {**result, "gate": tenancy.gate}
+
+
+def _absent(module: Any, settings: Settings, ledger: Ledger, rental: Rental) -> dict[str, Any]:
+    run = module.params["run"]
+    pending = [attempt for attempt in ledger.attempts(run) if not attempt.final]
+    before = {"pods": [attempt.lease_name for attempt in pending]}
+    if not module.check_mode:
+        events = Events(settings.run_dir(run), run)
+        for attempt in pending:
+            rental.destroy(attempt, outcome="done", reason=module.params["reason"], report=events.emit)
+    result = _result(ledger, run, changed=bool(pending), before=before, after={"pods": []}, pod={})
+    receipts = [attempt.receipt for attempt in ledger.attempts(run) if attempt.receipt is not None]
+    return {**result, "receipts": receipts}
+
+
+def _pod(settings: Settings, tenancy: Tenancy) -> dict[str, Any]:
+    run_dir = settings.run_dir(tenancy.attempt.run)
+    return {
+        "provider": tenancy.attempt.provider,
+        "pod_id": tenancy.pod.pod_id,
+        "name": tenancy.attempt.lease_name,
+        "machine_id": tenancy.attempt.machine_id,
+        "gpu": tenancy.attempt.gpu,
+        "price_usd_per_h": tenancy.attempt.price_micros_per_h / 1_000_000,
+        "host": tenancy.address.host,
+        "port": tenancy.address.port,
+        "user": tenancy.address.user,
+        "key_file": str(run_dir / "id_ed25519"),
+        "known_hosts": str(run_dir / "known_hosts"),
+        "python": tenancy.gate.get("python", "auto_silent"),
+    }
+
+
+def _result(
+    ledger: Ledger, run: str, *, changed: bool, before: dict[str, Any], after: dict[str, Any], pod: dict[str, Any]
+) -> dict[str, Any]:
+    return {
+        "changed": changed,
+        "pod": pod,
+        "attempts": run_document(ledger, run, SystemClock().now())["attempts"],
+        "diff": {"before": before, "after": after},
+    }
+
+
+def main() -> None:
+    run_module(ARGUMENT_SPEC, body)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,220 @@
+#!/usr/bin/python
+# SPDX-License-Identifier: Apache-2.0
+"""Ansible module: open and close runs in the ledger. Runs on localhost."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+---
+module: run_ledger
+short_description: Open and close runs in the ledger
+description:
+  - With C(state=opened), checks the job files and writes a new run for each job, with a fresh id.
+  - With C(state=closed), records how a run ended, once, and writes C(run.json) and C(receipt.json).
+  - With C(state=noted), records files that came home.
+options:
+  state:
+    description: What to write.
+    type: str
+    choices: [opened, noted, closed]
+    required: true
+  jobs:
+    description: The jobs to open a run for; a job may be named more than once.
+    type: list
+    elements: str
+    default: []
+  jobs_dir:
+    description: The group_vars folder with the job files. Needed for C(state=opened).
+    type: path
+  artifacts_root:
+    description: The folder in which each run gets a folder of its own. Needed for C(state=opened).
+    type: path
+  keep_on_disconnect:
+    description: Leave the pod alive until its deadline when this controller goes away.
+    type: bool
+    default: false
+  run:
+    description: The run id. Needed for C(state=noted) and C(state=closed).
+    type: str
+  artifacts:
+    description: Files that are home and verified - path, bytes, sha256, kind (weights, log or extra).
+    type: list
+    elements: dict
+    default: []
+  outcome:
+    description: How the run ended.
+    type: str
+    choices: [succeeded, failed, cancelled]
+  reason:
+    description: Why, in one line.
+    type: str
+    default: ""
+attributes:
+  check_mode:
+    support: full
+  diff_mode:
+    support: full
+author:
+  - pennypod
+"""
+
+EXAMPLES = r"""
+- name: Open two runs of the same job
+  run_ledger:
+    state: opened
+    jobs: [demo, demo]
+    jobs_dir: group_vars
+    artifacts_root: artifacts
+  register: opened
+
+- name: Close one
+  run_ledger:
+    state: closed
+    run: demo-1201-k3f9q
+    outcome: succeeded
+"""
+
+RETURN = r"""
+runs:
+  description: The opened runs - run, job, artifacts_dir.
+  returned: state is opened
+  type: list
+  elements: dict
+document:
+  description: The content of C(run.json).
+  returned: state is closed
+  type: dict
+failure:
+  description: What went wrong, for programs - C(code), C(message), C(details).
+  returned: failure
+  type: dict
+"""
+
+import contextlib
+import secrets
+from pathlib import Path
+from typing import Any
+
+from pennypod import processes
+from pennypod.ansible import run_module
+from pennypod.clock import SystemClock
+from pennypod.errors import InputError
+from pennypod.jobs import load_job
+from pennypod.ledger import ArtifactRecord, Ledger, Outcome, RunRecord, open_ledger
+from pennypod.model.ids import new_run_id
+from pennypod.report import run_document, write_results
+from pennypod.settings import load_settings
+
+ARGUMENT_SPEC: dict[str, Any] = {
+    "state": {"type": "str", "choices": ["opened", "noted", "closed"], "required": True},
+    "jobs": {"type": "list", "elements": "str", "default": []},
+    "jobs_dir": {"type": "path"},
+    "artifacts_root": {"type": "path"},
+    "keep_on_disconnect": {"type": "bool", "default": False},
+    "run": {"type": "str"},
+    "artifacts": {"type": "list", "elements": "dict", "default": []},
+    "outcome": {"type": "str", "choices": ["succeeded", "failed", "cancelled"]},
+    "reason": {"type": "str", "default": ""},
+}
+REQUIRED_IF = [
+    ("state", "opened", ["jobs_dir", "artifacts_root"]),
+    ("state", "noted", ["run"]),
+    ("state", "closed", ["run", "outcome"]),
+]
+
+
+def body(module: Any) -> dict[str, Any]:
+    """Write what the state asks for."""
+    ledger = open_ledger(load_settings())
+    if module.params["state"] == "opened":
+        return _open(module, ledger)
+    if module.params["state"] == "noted":
+        return _note(module, ledger)
+    return _close(module, ledger)
+
+
+def _open(module: Any, ledger: Ledger) -> dict[str, Any]:
+    options = module.params
+    jobs = [job.strip() for job in options["jobs"] if job.strip()]
+    if not jobs:
+        raise InputError("which job? say -e job=NAME; `ls group_vars/job_*.yml` shows them")
+    for job in jobs:
+        load_job(Path(options["jobs_dir"]), job)
+    root = Path(options["artifacts_root"]).absolute()
+    now = SystemClock().now()
+    runs = []
+    for job in jobs:
+        run = new_run_id(job, now, secrets.randbelow)
+        runs.append({"run": run, "job": job, "artifacts_dir": str(root / run)})
+    if not module.check_mode:
+        try:
+            for item in runs:
+                Path(item["artifacts_dir"]).mkdir(parents=True, exist_ok=True)
+        except OSError as exc:
+            raise InputError(f"cannot make {root}: {exc.strerror}; choose another place with -e artifacts_dir=") from exc
+        controller = processes.controller_identity()
+        for item in runs:
+            ledger.open_run(
+                RunRecord(
+                    run=item["run"],
+                    job=item["job"],
+                    controller=controller,
+                    created=now,
+                    artifacts_dir=item["artifacts_dir"],
+                    keep_on_disconnect=options["keep_on_disconnect"],
+                )
+            )
+            ledger.start_stage(item["run"], "plan", now)
+    names = [item["run"] for item in runs]
+    return {"changed": True, "runs": runs, "diff": {"before": {"runs": []}, "after": {"runs": names}}}
+
+
+def _note(module: Any, ledger: Ledger) -> dict[str, Any]:
+    run = module.params["run"]
+    folder = Path(ledger.run(run).artifacts_dir)
+    known = {record.path: record for record in ledger.artifacts(run)}
+    records = [_artifact(run, folder, item) for item in module.params["artifacts"]]
+    fresh = [record for record in records if known.get(record.path) != record]
+    if fresh and not module.check_mode:
+        ledger.record_artifacts(fresh)
+    after = sorted({*known, *(record.path for record in fresh)})
+    return {"changed": bool(fresh), "diff": {"before": {"artifacts": sorted(known)}, "after": {"artifacts": after}}}
+
+
+def _artifact(run: str, folder: Path, item: dict[str, Any]) -> ArtifactRecord:
+    try:
+        path = Path(item["path"])
+        relative = str(path.relative_to(folder)) if path.is_absolute() else str(path)
+        return ArtifactRecord(run, relative, int(item["bytes"]), str(item["sha256"]), str(item.get("kind", "extra")))
+    except (KeyError, ValueError, TypeError) as exc:
+        raise InputError(f"not an artifact of {run}: {exc}") from exc
+
+
+def _close(module: Any, ledger: Ledger) -> dict[str, Any]:
+    options, run = module.params, module.params["run"]
+    before = ledger.run(run)
+    now = SystemClock().now()
+    changed = before.closed is None
+    if changed and not module.check_mode:
+        outcome = Outcome(options["outcome"])
+        if outcome is Outcome.SUCCEEDED and any(not attempt.final for attempt in ledger.attempts(run)):
+            outcome, options["reason"] = Outcome.FAILED, "a pod is not proven gone: it may still be billing"
+        ledger.finish_stage(run, "teardown", now)
+        ledger.close_run(run, outcome, options["reason"], now)
+    document = run_document(ledger, run, now)
+    if not module.check_mode:
+        with contextlib.suppress(OSError):  # a full disk must not hide how the run ended: the ledger has it
+            document = write_results(ledger, run, now)
+    return {
+        "changed": changed,
+        "document": document,
+        "diff": {"before": {"outcome": before.outcome}, "after": {"outcome": document["outcome"]}},
+    }
+
+
+def main() -> None:
+    run_module(ARGUMENT_SPEC, body, required_if=REQUIRED_IF)
+
+
+if __name__ == "__main__":
+    main()

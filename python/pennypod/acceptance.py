@@ -1,0 +1,90 @@
+"""Logging in to a fresh pod and checking it before it is trusted. Floor 2: SSH and the run's own key folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pennypod.clock import Clock
+from pennypod.errors import GateError
+from pennypod.model.pod import SshAddress
+from pennypod.settings import Settings
+from pennypod.ssh import Ssh, SshTarget, control_path, make_key_pair, trust_host_keys, wait_for_ssh
+
+_CHECK_SCRIPT = Path(__file__).parent / "onpod" / "gpu_check.py"
+_CHECK_LIMIT_S = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class GateOptions:
+    """What the acceptance check asks of a pod. `device` is "cuda", "cpu" or "auto"; sizes in GB."""
+
+    device: str = "auto"
+    gpu_count: int = 1
+    min_disk_gb: float = 0.0
+    min_memory_gb: float = 0.0
+    allow_no_torch: bool = False
+
+
+def run_key(settings: Settings, run: str) -> tuple[Path, str]:
+    """The run's own key pair, made on first use: (private key file, public key line)."""
+    return make_key_pair(settings.run_dir(run), f"pennypod {run}")
+
+
+def run_target(settings: Settings, run: str, address: SshAddress) -> SshTarget:
+    """How to reach the run's pod with the run's own key and known_hosts."""
+    run_dir = settings.run_dir(run)
+    key_file = run_dir / "id_ed25519"
+    return SshTarget(
+        host=address.host,
+        port=address.port,
+        user=address.user,
+        key_file=key_file,
+        known_hosts=run_dir / "known_hosts",
+        control_path=control_path(address.host, address.port, address.user, key_file),
+    )
+
+
+class PodLogin:
+    """The `rental.Login` of production: pins the host key, proves a fresh login, runs gpu_check.py on the pod."""
+
+    def __init__(
+        self, settings: Settings, run: str, gate: GateOptions, clock: Clock, on_wait: Callable[[str], None]
+    ) -> None:
+        self._settings = settings
+        self._run = run
+        self._gate = gate
+        self._clock = clock
+        self._on_wait = on_wait
+
+    def log_in(self, address: SshAddress, host_keys: Sequence[str], limit_s: float) -> None:
+        """Raises SshError when no login succeeds within `limit_s`; `on_wait` may raise to stop earlier."""
+        if host_keys:
+            known_hosts = self._settings.run_dir(self._run) / "known_hosts"
+            trust_host_keys(known_hosts, address.host, address.port, list(host_keys))
+        ssh = Ssh(run_target(self._settings, self._run, address))
+        wait_for_ssh(ssh, deadline_s=limit_s, clock=self._clock, on_wait=self._on_wait)
+
+    def check(self, address: SshAddress) -> dict[str, Any]:
+        """The acceptance report. Raises GateError with the reason when the pod fails, or gives no verdict in time."""
+        ssh = Ssh(run_target(self._settings, self._run, address))
+        done = ssh.run_script(_CHECK_SCRIPT, self._arguments(), _CHECK_LIMIT_S)
+        try:
+            report: dict[str, Any] = json.loads(done.stdout)
+        except ValueError as exc:
+            tail = done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:]
+            raise GateError(f"the acceptance check gave no verdict (exit status {done.rc}) {''.join(tail)}") from exc
+        if done.rc != 0 or not report.get("ok"):
+            raise GateError(f"the acceptance check failed: {report.get('reason') or 'no reason given'}", report=report)
+        report["summary"] = f"matmul checked on {report['device']}"
+        return report
+
+    def _arguments(self) -> list[str]:
+        arguments = ["--json", "--device", self._gate.device, "--gpus", str(self._gate.gpu_count)]
+        arguments += ["--min-disk-gb", str(self._gate.min_disk_gb), "--min-memory-gb", str(self._gate.min_memory_gb)]
+        if self._gate.allow_no_torch:
+            arguments.append("--allow-no-torch")
+        return arguments

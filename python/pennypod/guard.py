@@ -1,0 +1,233 @@
+"""Ring 1: a detached process that destroys a run's pods when the command that rented them dies. Floor 2.
+
+Ansible's `always:` does not run on Ctrl-C, TERM, HUP or KILL, so the guarantee cannot live in a playbook. The guard is
+started before the first create, holds a pidfd of the controlling process (a pid can be reused, a pidfd cannot), lives in
+its own session, inherits no descriptor and logs to a file. There is one guard per controller, not per pod; it holds a
+lock for as long as it lives, and that lock is how others know that it is there.
+
+When the controller ends, whatever its runs still hold is taken away from them (fenced), destroyed and proven gone. A
+normal end leaves nothing to do. `keep_on_disconnect` makes the guard stand down until the run's deadline.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import select
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+from pennypod import processes
+from pennypod.clock import Clock, SystemClock
+from pennypod.errors import GuardError, PennypodError
+from pennypod.ledger import AttemptRecord, Ledger, Outcome, RunRecord, open_ledger
+from pennypod.providers.registry import all_providers
+from pennypod.rental import Rental
+from pennypod.report import write_results
+from pennypod.settings import Settings, load_settings
+
+_TICK_S = 1.0
+_READY_LIMIT_S = 20.0
+_MAX_BACKOFF_S = 60.0
+_DESTROY_PATIENCE_S = 30.0
+
+Log = Callable[[str], None]
+
+
+# --- the side of those who need a guard -------------------------------------------------------------------------------
+
+
+def ensure_guard(settings: Settings, controller: str) -> None:
+    """Start the controller's guard unless it is there. Returns once it watches; raises GuardError when it does not."""
+    if guard_is_alive(settings, controller):
+        return
+    if not processes.is_alive(controller):
+        raise GuardError("the command that started this run has ended: renting nothing")
+    settings.guards_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    read_end, write_end = os.pipe()
+    try:
+        with _log_path(settings, controller).open("ab") as log:
+            subprocess.Popen(
+                [sys.executable, "-m", "pennypod.guard", controller, str(write_end)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd="/",
+                start_new_session=True,  # Ctrl-C and a closed terminal reach the controller's group, not this one
+                pass_fds=(write_end,),
+            )
+    except OSError as exc:
+        os.close(read_end)
+        raise GuardError(f"cannot start the guard: {exc}; nothing was rented") from exc
+    finally:
+        os.close(write_end)
+    with os.fdopen(read_end, "rb") as ready:
+        readable, _, _ = select.select([ready], [], [], _READY_LIMIT_S)
+        if not readable or ready.read(5) != b"ready":
+            raise GuardError(f"the guard did not start: see {_log_path(settings, controller)}; nothing was rented")
+
+
+def guard_is_alive(settings: Settings, controller: str) -> bool:
+    """Whether a guard of that controller holds its lock."""
+    path = _lock_path(settings, controller)
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return False
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+
+
+# --- the guard itself -------------------------------------------------------------------------------------------------
+
+
+class Guard:
+    """The guard's decisions, apart from processes and pidfds so that tests can drive them."""
+
+    def __init__(self, settings: Settings, ledger: Ledger, rental: Rental, clock: Clock, log: Log) -> None:
+        self._settings = settings
+        self._ledger = ledger
+        self._rental = rental
+        self._clock = clock
+        self._log = log
+
+    def tick(self, controller: str, controller_alive: bool) -> bool:
+        """Look once at every open run of the controller. Returns whether there is still something to watch."""
+        pending = False
+        for run in self._ledger.open_runs(controller):
+            reason = self._reason_to_end(run, controller_alive)
+            if reason is None:
+                pending = True
+            else:
+                pending = not self._end(run, reason) or pending
+        return pending
+
+    def _reason_to_end(self, run: RunRecord, controller_alive: bool) -> str | None:
+        if run.deadline is not None and self._clock.now() > run.deadline:
+            return "the deadline passed"
+        if run.closed is not None and (controller_alive or run.keep_on_disconnect):
+            return None if controller_alive else "the run is closed"
+        if not controller_alive and not run.keep_on_disconnect:
+            pid = processes.pid_of(run.controller)
+            return f"the controlling command (pid {pid}) ended before the run was over"
+        return None
+
+    def _end(self, run: RunRecord, reason: str) -> bool:
+        """Fence the run, prove every pod of it gone, close it. Returns whether that is done."""
+        if run.fenced_reason is None:
+            self._log(f"{run.run}: {reason}")
+        self._ledger.fence(run.run, reason)
+        done = True
+        for attempt in self._ledger.attempts(run.run):
+            if not attempt.final:
+                done = self._destroy(attempt, reason) and done
+        if done:
+            self._ledger.close_run(run.run, Outcome.CANCELLED, reason, self._clock.now())
+            with contextlib.suppress(OSError):
+                write_results(self._ledger, run.run, self._clock.now())
+            self._log(f"{run.run}: closed, nothing left")
+        return done
+
+    def _destroy(self, attempt: AttemptRecord, reason: str) -> bool:
+        try:
+            self._rental.destroy(
+                attempt, outcome="cancelled", reason=reason, report=self._report, patience_s=_DESTROY_PATIENCE_S
+            )
+        except PennypodError as exc:
+            self._log(f"{attempt.lease_name}: not proven gone: {exc}")
+            return False
+        # The renter may still be inside its create call: only a dead renter, or one that has seen the fence, is over.
+        return not self._renter_may_still_create(attempt)
+
+    def _renter_may_still_create(self, attempt: AttemptRecord) -> bool:
+        current = next(record for record in self._ledger.attempts(attempt.run) if record.id == attempt.id)
+        return current.pod_id is None and processes.is_alive(attempt.renter)
+
+    def _report(self, stage: str, text: str, **_numbers: object) -> None:
+        self._log(f"{stage}: {text}")
+
+
+def watch(guard: Guard, controller: str, clock: Clock, log: Log) -> None:
+    """Until nothing of the controller is left: wait for its end or the next tick, whichever comes first."""
+    with _pidfd(processes.pid_of(controller)) as fd:
+        failures = 0
+        while True:
+            alive = _wait_alive(fd, controller, _TICK_S if failures == 0 else min(2.0**failures, _MAX_BACKOFF_S), clock)
+            try:
+                pending = guard.tick(controller, alive)
+                failures = failures + 1 if pending and not alive else 0
+            except PennypodError as exc:
+                log(f"will try again: {exc}")
+                pending, failures = True, failures + 1
+            except Exception:  # noqa: BLE001 - a guard must outlive every surprise; it writes it down and goes on
+                log(traceback.format_exc())
+                pending, failures = True, failures + 1
+            if not alive and not pending:
+                return
+
+
+def _wait_alive(fd: int | None, controller: str, seconds: float, clock: Clock) -> bool:
+    if fd is None:
+        return False
+    poller = select.poll()
+    poller.register(fd, select.POLLIN)
+    if not processes.is_alive(controller):
+        # Nothing will wake us any more: the pause between two tries has to be slept.
+        clock.sleep(min(seconds, _MAX_BACKOFF_S) if seconds > _TICK_S else 0.2)
+        return False
+    return not poller.poll(seconds * 1000)
+
+
+@contextlib.contextmanager
+def _pidfd(pid: int) -> Iterator[int | None]:
+    try:
+        fd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        yield None
+        return
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _lock_path(settings: Settings, controller: str) -> Path:
+    return settings.guards_dir / f"{controller.replace(':', '-')}.lock"
+
+
+def _log_path(settings: Settings, controller: str) -> Path:
+    return settings.guards_dir / f"{controller.replace(':', '-')}.log"
+
+
+def _log(text: str) -> None:
+    print(f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ} {text}", flush=True)
+
+
+def main(controller: str, ready_fd: int) -> None:
+    """The guard process: take the lock, say ready, watch until nothing is left."""
+    settings = load_settings()
+    clock = SystemClock()
+    with _lock_path(settings, controller).open("wb") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.write(ready_fd, b"ready")  # another guard of the same controller was quicker
+            return
+        ledger = open_ledger(settings)
+        rental = Rental(all_providers(settings), ledger, clock)
+        os.write(ready_fd, b"ready")
+        os.close(ready_fd)
+        _log(f"guarding {controller}")
+        watch(Guard(settings, ledger, rental, clock, _log), controller, clock, _log)
+        _log("nothing left to guard")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))

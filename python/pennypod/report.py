@@ -1,0 +1,152 @@
+"""What a run was: run.json, receipt.json and the summary for people. Floor 2: the ledger and the artifacts folder."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from pennypod.ledger import STAGES, AttemptRecord, AttemptState, Ledger, Outcome
+from pennypod.model.money import format_usd, micros_to_usd
+
+RUN_FILE = "run.json"
+RECEIPT_FILE = "receipt.json"
+
+
+def run_document(ledger: Ledger, run: str, now: float) -> dict[str, Any]:
+    """The public `run.json` (design.md section 7) from the ledger alone. Seconds, dollars, Unix times."""
+    record = ledger.run(run)
+    attempts = ledger.attempts(run)
+    winner = winning_attempt(attempts)
+    stages = {stage.stage: stage for stage in ledger.stages(run)}
+    cost = sum(attempt.cost_micros(now) for attempt in attempts)
+    return {
+        "run": run,
+        "job": record.job,
+        "provider": winner.provider if winner else None,
+        "gpu": winner.gpu if winner else None,
+        "price_usd_per_h": micros_to_usd(winner.price_micros_per_h) if winner else None,
+        "started": record.created,
+        "deadline": record.deadline,
+        "closed": record.closed,
+        "worst_case_usd": None if record.worst_case_micros is None else micros_to_usd(record.worst_case_micros),
+        "stages": {
+            name: round((stages[name].finished or now) - stages[name].started, 3) for name in STAGES if name in stages
+        },
+        "attempts": [_attempt_document(attempt, now) for attempt in attempts],
+        "ssh": _ssh_document(winner),
+        "billed_seconds": round(sum(attempt.billed_seconds(now) for attempt in attempts), 3),
+        "cost_usd": micros_to_usd(cost),
+        "artifacts": [
+            {"path": item.path, "bytes": item.bytes, "sha256": item.sha256, "kind": item.kind}
+            for item in ledger.artifacts(run)
+        ],
+        "artifacts_dir": record.artifacts_dir,
+        "outcome": record.outcome or "running",
+        "reason": record.reason,
+        "verdict": record.verdict,
+        "pods_still_billing": sum(not attempt.final for attempt in attempts),
+    }
+
+
+def winning_attempt(attempts: Iterable[AttemptRecord]) -> AttemptRecord | None:
+    """The attempt that gave a usable pod, else the last one that rented anything at all."""
+    rented = [attempt for attempt in attempts if attempt.rented is not None]
+    usable = [attempt for attempt in rented if attempt.ready is not None]
+    candidates = usable or rented
+    return candidates[-1] if candidates else None
+
+
+def write_results(ledger: Ledger, run: str, now: float) -> dict[str, Any]:
+    """Write run.json and receipt.json into the run's artifacts folder, each in one atomic step; returns run.json."""
+    folder = Path(ledger.run(run).artifacts_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    document = run_document(ledger, run, now)
+    receipts = [attempt.receipt for attempt in ledger.attempts(run) if attempt.receipt is not None]
+    write_json(folder / RECEIPT_FILE, {"run": run, "pods": receipts})
+    write_json(folder / RUN_FILE, document)
+    return document
+
+
+def write_json(path: Path, document: Any) -> None:
+    """Write JSON so that a reader sees the old file or the new one, never half of it."""
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with part.open("w", encoding="utf-8") as file:
+            json.dump(document, file, indent=2, sort_keys=False)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def summary(document: dict[str, Any]) -> RenderableType:
+    """The table a run ends with: stages, cost, weights, verdict and what still bills."""
+    table = Table(title=f"{document['run']}: {document['outcome']}", title_justify="left", show_edge=False)
+    table.add_column("stage")
+    table.add_column("seconds", justify="right")
+    for stage, seconds in document["stages"].items():
+        table.add_row(stage, f"{seconds:.1f}")
+    lines: list[RenderableType] = [table, Text()]
+    if document["outcome"] not in (Outcome.SUCCEEDED, "running") and document["reason"]:
+        lines.append(Text(f"reason      {document['reason']}", style="red"))
+    failed = [attempt for attempt in document["attempts"] if attempt["outcome"] not in ("ready", "succeeded")]
+    for attempt in failed:
+        lines.append(Text(f"attempt     {attempt['provider']}/{attempt['machine_id']}: {attempt['reason']}"))
+    if document["gpu"]:
+        lines.append(
+            Text(f"pod         {document['gpu']} on {document['provider']}, ${document['price_usd_per_h']:.4f}/h")
+        )
+    lines.append(Text(f"cost        ${document['cost_usd']:.6f} for {document['billed_seconds']:.0f} s billed"))
+    for item in document["artifacts"]:
+        if item["kind"] == "weights":
+            lines.append(Text(f"weights     {document['artifacts_dir']}/{item['path']} ({item['bytes']} bytes)"))
+            lines.append(Text(f"            sha256 {item['sha256']}"))
+    if document["verdict"]:
+        lines.append(Text(f"verdict     {document['verdict']}"))
+    elif document["outcome"] == Outcome.SUCCEEDED:
+        lines.append(Text(f"verdict     open: pennypod ledger verdict {document['run']} adopt|skip"))
+    billing = document["pods_still_billing"]
+    lines.append(Text(f"pods still billing: {billing}", style="bold red" if billing else "bold green"))
+    return Group(*lines)
+
+
+def _attempt_document(attempt: AttemptRecord, now: float) -> dict[str, Any]:
+    return {
+        "attempt": attempt.attempt,
+        "provider": attempt.provider,
+        "pod_id": attempt.pod_id,
+        "pod_name": attempt.lease_name,
+        "machine_id": attempt.machine_id,
+        "gpu": attempt.gpu,
+        "price_usd_per_h": micros_to_usd(attempt.price_micros_per_h),
+        "state": attempt.state.value,
+        "outcome": attempt.outcome or attempt.state.value,
+        "reason": attempt.reason,
+        "billed_seconds": round(attempt.billed_seconds(now), 3),
+        "cost_usd": micros_to_usd(attempt.cost_micros(now)),
+    }
+
+
+def _ssh_document(attempt: AttemptRecord | None) -> dict[str, Any] | None:
+    if attempt is None or attempt.ssh_host is None:
+        return None
+    return {"host": attempt.ssh_host, "port": attempt.ssh_port, "user": attempt.ssh_user}
+
+
+def still_billing_line(pending: list[AttemptRecord], now: float) -> str:
+    """One line for the end of every command; empty when nothing may be billing."""
+    if not pending:
+        return ""
+    cost = format_usd(sum(attempt.cost_micros(now) for attempt in pending))
+    names = ", ".join(attempt.lease_name for attempt in pending)
+    gone_unproven = sum(attempt.state is AttemptState.DESTROYING for attempt in pending)
+    return f"may still be billing: {len(pending)} pods ({gone_unproven} being destroyed), {cost} so far: {names}"

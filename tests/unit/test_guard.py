@@ -1,0 +1,147 @@
+"""The guard ends what its controller leaves behind, and nothing else."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pennypod.errors import TransientError
+from pennypod.guard import Guard
+from pennypod.ledger import AttemptState, Outcome, RunRecord, open_ledger
+from pennypod.model.ids import Lease
+from pennypod.rental import Rental, RentRequest
+from pennypod.settings import Settings
+
+from .fakes import FakeClock, FakeLogin, FakeProvider, offer
+
+CONTROLLER = "4194304:1"  # above the largest pid there can be
+RUN = "demo-1201-abcde"
+
+
+class World:
+    def __init__(self, tmp_path: Path) -> None:
+        self.clock = FakeClock()
+        self.provider = FakeProvider(self.clock)
+        self.settings = Settings(home=tmp_path, database_url=f"sqlite:///{tmp_path / 'ledger.sqlite3'}")
+        self.ledger = open_ledger(self.settings)
+        self.rental = Rental({"fake": self.provider}, self.ledger, self.clock)
+        self.lines: list[str] = []
+        self.guard = Guard(self.settings, self.ledger, self.rental, self.clock, self.lines.append)
+        self.artifacts = tmp_path / "artifacts"
+
+    def open_run(self, run: str = RUN, *, controller: str = CONTROLLER, keep: bool = False) -> None:
+        record = RunRecord(run, "demo", controller, self.clock.now(), str(self.artifacts / run))
+        self.ledger.open_run(replace(record, keep_on_disconnect=keep))
+
+    def rent(self, run: str = RUN, seconds: float = 600) -> None:
+        deadline = self.clock.now() + seconds
+        self.ledger.set_plan(run, deadline=deadline, worst_case_micros=1)
+        request = RentRequest(run, [offer(1)], {}, 20, deadline, "key", renter=CONTROLLER)
+        self.rental.rent(request, FakeLogin(), lambda *_a, **_k: None, lambda: None)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+def test_a_live_controller_keeps_its_pod(world: World) -> None:
+    world.open_run()
+    world.rent()
+    assert world.guard.tick(CONTROLLER, controller_alive=True) is True
+    assert len(world.provider.live) == 1
+
+
+def test_a_dead_controller_loses_its_pod_and_the_ledger_says_why(world: World) -> None:
+    world.open_run()
+    world.rent()
+    assert world.guard.tick(CONTROLLER, controller_alive=False) is False
+    assert world.provider.live == {}
+    run = world.ledger.run(RUN)
+    assert run.outcome == Outcome.CANCELLED
+    assert "ended before the run was over" in (run.reason or "")
+    document = json.loads((world.artifacts / RUN / "run.json").read_text())
+    assert (document["outcome"], document["pods_still_billing"]) == ("cancelled", 0)
+
+
+def test_another_controllers_pod_is_left_alone(world: World) -> None:
+    world.open_run(controller="4194304:2")
+    world.rent()
+    assert world.guard.tick(CONTROLLER, controller_alive=False) is False
+    assert len(world.provider.live) == 1
+
+
+def test_the_deadline_ends_a_pod_whose_controller_lives(world: World) -> None:
+    world.open_run()
+    world.rent(seconds=600)
+    world.clock.sleep(601)
+    world.guard.tick(CONTROLLER, controller_alive=True)
+    assert world.provider.live == {}
+    assert world.ledger.run(RUN).reason == "the deadline passed"
+
+
+def test_a_run_that_asked_for_it_outlives_its_controller_until_its_deadline(world: World) -> None:
+    world.open_run(keep=True)
+    world.rent(seconds=600)
+    assert world.guard.tick(CONTROLLER, controller_alive=False) is True
+    assert len(world.provider.live) == 1
+    world.clock.sleep(601)
+    assert world.guard.tick(CONTROLLER, controller_alive=False) is False
+    assert world.provider.live == {}
+
+
+def test_a_create_whose_id_was_never_recorded_is_found_by_its_name(world: World) -> None:
+    world.open_run()
+    lease = Lease(RUN, 1, int(world.clock.now() + 600), "abcde")
+    world.ledger.open_attempt(lease, offer(1), renter=CONTROLLER, at=world.clock.now())
+    world.provider.rent(offer(1), _order(lease.name))
+    assert world.guard.tick(CONTROLLER, controller_alive=False) is False
+    assert world.provider.live == {}
+    assert world.ledger.attempts(RUN)[0].state is AttemptState.GONE
+
+
+def test_an_intent_that_made_nothing_is_closed(world: World) -> None:
+    world.open_run()
+    lease = Lease(RUN, 1, int(world.clock.now() + 600), "abcde")
+    world.ledger.open_attempt(lease, offer(1), renter=CONTROLLER, at=world.clock.now())
+    assert world.guard.tick(CONTROLLER, controller_alive=False) is False
+    assert world.ledger.attempts(RUN)[0].state is AttemptState.NEVER
+
+
+def test_the_guard_does_not_stop_before_the_end_is_proven(world: World) -> None:
+    world.open_run()
+    world.rent()
+    world.provider.ignored_destroys = 10_000
+    assert world.guard.tick(CONTROLLER, controller_alive=False) is True
+    assert world.ledger.run(RUN).closed is None
+    world.provider.ignored_destroys = 0
+    assert world.guard.tick(CONTROLLER, controller_alive=False) is False
+    assert world.provider.live == {}
+
+
+def test_an_api_that_is_down_only_delays_the_end(world: World) -> None:
+    world.open_run()
+    world.rent()
+    world.provider.destroy_faults = [TransientError("502")] * 1000
+    assert world.guard.tick(CONTROLLER, controller_alive=False) is True
+    world.provider.destroy_faults = []
+    assert world.guard.tick(CONTROLLER, controller_alive=False) is False
+
+
+def test_a_finished_run_gives_the_guard_nothing_to_do(world: World) -> None:
+    world.open_run()
+    world.rent()
+    for attempt in world.ledger.attempts(RUN):
+        world.rental.destroy(attempt, outcome="done", reason="over", report=lambda *_a, **_k: None)
+    world.ledger.close_run(RUN, Outcome.SUCCEEDED, "", world.clock.now())
+    assert world.guard.tick(CONTROLLER, controller_alive=False) is False
+    assert world.ledger.run(RUN).outcome == Outcome.SUCCEEDED
+
+
+def _order(name: str):  # type: ignore[no-untyped-def]
+    from pennypod.model.offer import Order
+
+    return Order(name=name, image="", disk_gb=20, public_key="", deadline=0)

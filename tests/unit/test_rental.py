@@ -1,0 +1,279 @@
+"""One live pod per run, and no pod without proof of its end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pennypod.errors import (
+    AmbiguousError,
+    AuthError,
+    FencedError,
+    GateError,
+    GuardError,
+    LadderExhaustedError,
+    NoCapacityError,
+    OfferGoneError,
+    SshError,
+    TransientError,
+    UnprovenError,
+)
+from pennypod.ledger import AttemptState, Ledger, RunRecord, open_ledger
+from pennypod.model.ids import parse_lease
+from pennypod.model.pod import PodState
+from pennypod.rental import Rental, RentRequest, Tenancy
+from pennypod.settings import Settings
+
+from .fakes import FakeClock, FakeLogin, FakeProvider, offer
+
+RUN = "demo-1201-abcde"
+
+
+def quiet(*_args: object, **_numbers: object) -> None:
+    return None
+
+
+class World:
+    def __init__(self, tmp_path: Path) -> None:
+        self.clock = FakeClock()
+        self.provider = FakeProvider(self.clock)
+        settings = Settings(home=tmp_path, database_url=f"sqlite:///{tmp_path / 'ledger.sqlite3'}")
+        self.ledger: Ledger = open_ledger(settings)
+        self.ledger.open_run(RunRecord(RUN, "demo", "1:1", self.clock.now(), str(tmp_path / "artifacts")))
+        self.rental = Rental({"fake": self.provider}, self.ledger, self.clock)
+        self.guard_calls = 0
+
+    def rent(self, login: FakeLogin | None = None, offers: int = 3) -> Tenancy:
+        request = RentRequest(
+            run=RUN,
+            offers=[offer(number) for number in range(1, offers + 1)],
+            images={"fake": "stock"},
+            disk_gb=20,
+            deadline=self.clock.now() + 600,
+            public_key="ssh-ed25519 AAAA",
+            renter="1:1",
+        )
+        return self.rental.rent(request, login or FakeLogin(), quiet, self._guard)
+
+    def destroy(self, **options: float) -> None:
+        for attempt in self.ledger.attempts(RUN):
+            self.rental.destroy(attempt, outcome="done", reason="the run is over", report=quiet, **options)
+
+    def states(self) -> list[AttemptState]:
+        return [attempt.state for attempt in self.ledger.attempts(RUN)]
+
+    def _guard(self) -> None:
+        self.guard_calls += 1
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    world = World(tmp_path)
+    yield world
+    world.ledger.close()
+
+
+def test_a_rented_pod_carries_its_lease_in_its_name(world: World) -> None:
+    tenancy = world.rent()
+    lease = parse_lease(tenancy.pod.name)
+    assert lease is not None
+    assert (lease.run, lease.attempt, lease.deadline) == (RUN, 1, int(world.clock.now() + 600))
+    assert world.states() == [AttemptState.READY]
+
+
+def test_renting_twice_for_one_run_gives_the_same_pod(world: World) -> None:
+    first = world.rent()
+    second = world.rent()
+    assert (second.created, second.pod.pod_id) == (False, first.pod.pod_id)
+    assert world.provider.created == [first.pod.pod_id]
+
+
+def test_a_pod_that_fails_the_gate_is_gone_before_the_next_is_rented(world: World) -> None:
+    tenancy = world.rent(FakeLogin(GateError("wrong product")))
+    assert tenancy.attempt.machine_id == "machine-2"
+    assert world.provider.most_alive == 1
+    assert list(world.provider.live) == [tenancy.pod.pod_id]
+    first = world.ledger.attempts(RUN)[0]
+    assert (first.state, first.outcome, first.reason) == (AttemptState.GONE, "gate_failed", "wrong product")
+    assert first.receipt is not None
+    assert [record.machine_id for record in world.ledger.quarantined(world.clock.now())] == ["machine-1"]
+
+
+def test_a_quarantine_ends_after_a_day(world: World) -> None:
+    world.rent(FakeLogin(GateError("wrong product")))
+    assert world.ledger.quarantined(world.clock.now() + 25 * 3600) == []
+
+
+@pytest.mark.parametrize("fault", [OfferGoneError("taken"), NoCapacityError("none left"), TransientError("busy")])
+def test_a_refused_create_leaves_no_pod_and_the_next_offer_is_tried(
+    world: World, fault: OfferGoneError | NoCapacityError | TransientError
+) -> None:
+    world.provider.rent_faults = [fault]
+    assert world.rent().attempt.machine_id == "machine-2"
+    assert world.states() == [AttemptState.NEVER, AttemptState.READY]
+
+
+def test_a_wrong_key_ends_the_ladder_at_once(world: World) -> None:
+    world.provider.rent_faults = [AuthError("wrong key")]
+    with pytest.raises(AuthError):
+        world.rent()
+    assert world.states() == [AttemptState.NEVER]
+
+
+def test_a_lost_reply_is_found_by_its_name_and_not_rented_again(world: World) -> None:
+    world.provider.lost_replies = 1
+    tenancy = world.rent()
+    assert world.provider.created == [tenancy.pod.pod_id]
+    assert world.states() == [AttemptState.READY]
+
+
+def test_a_lost_create_that_made_nothing_is_settled_before_the_next_offer(world: World) -> None:
+    world.provider.rent_faults = [AmbiguousError("connection reset")]
+    before = world.clock.now()
+    world.rent()
+    assert world.states() == [AttemptState.NEVER, AttemptState.READY]
+    assert world.clock.now() - before >= world.provider.timing.listing_lag_s
+
+
+def test_every_offer_failing_is_one_error_that_names_each_reason(world: World) -> None:
+    with pytest.raises(LadderExhaustedError) as caught:
+        world.rent(FakeLogin(GateError("no product"), SshError("no login"), GateError("hang")))
+    assert [rung["code"] for rung in caught.value.details["attempts"]] == ["gate_failed", "ssh", "gate_failed"]
+    assert world.provider.live == {}
+    assert world.states() == [AttemptState.GONE] * 3
+
+
+def test_a_pod_without_progress_is_given_up(world: World) -> None:
+    world.provider.starts_as = [PodState.STARTING]
+    tenancy = world.rent()
+    assert tenancy.attempt.machine_id == "machine-2"
+    assert "no progress" in (world.ledger.attempts(RUN)[0].reason or "")
+
+
+def test_a_pod_in_a_terminal_state_is_given_up_at_once(world: World) -> None:
+    world.provider.starts_as = [PodState.FAILED]
+    before = world.clock.now()
+    world.rent()
+    assert world.clock.now() - before < world.provider.timing.start_patience_s
+
+
+def test_nothing_is_rented_without_a_guard(world: World) -> None:
+    def no_guard() -> None:
+        raise GuardError("no guard")
+
+    request = RentRequest(RUN, [offer(1)], {}, 20, world.clock.now() + 600, "key", "1:1")
+    with pytest.raises(GuardError):
+        world.rental.rent(request, FakeLogin(), quiet, no_guard)
+    assert world.provider.created == []
+    assert world.states() == []
+
+
+def test_the_guard_is_asked_for_before_every_create(world: World) -> None:
+    world.rent(FakeLogin(GateError("bad"), GateError("bad")))
+    assert world.guard_calls == 3
+
+
+def test_a_fenced_run_rents_nothing(world: World) -> None:
+    world.ledger.fence(RUN, "the guard took it")
+    with pytest.raises(FencedError):
+        world.rent()
+    assert world.provider.created == []
+
+
+def test_a_run_fenced_while_its_pod_starts_loses_that_pod(world: World) -> None:
+    world.provider.starts_as = [PodState.STARTING]
+    world.clock.on_sleep = lambda: world.ledger.fence(RUN, "the controller died")
+    with pytest.raises(FencedError):
+        world.rent()
+    assert world.provider.live == {}
+    assert world.states() == [AttemptState.GONE]
+
+
+def test_a_pod_that_arrives_after_its_attempt_was_given_up_is_destroyed(world: World) -> None:
+    rent = world.provider.rent
+
+    def slow_rent(offer: object, order: object) -> str:
+        attempt = world.ledger.attempts(RUN)[0]
+        world.ledger.record_never(attempt.id, "cancelled", "given up by the guard", world.clock.now())
+        return rent(offer, order)  # type: ignore[arg-type]
+
+    world.provider.rent = slow_rent  # type: ignore[method-assign]
+    with pytest.raises(FencedError):
+        world.rent()
+    assert world.provider.live == {}
+
+
+def test_destroying_gives_a_receipt_with_the_price_of_every_second(world: World) -> None:
+    world.rent()
+    world.clock.sleep(90)
+    world.destroy()
+    attempt = world.ledger.attempts(RUN)[0]
+    assert attempt.state is AttemptState.GONE
+    assert attempt.receipt is not None
+    seconds = attempt.receipt["gone_at"] - attempt.receipt["rented_at"]
+    assert seconds >= 90
+    assert attempt.receipt["cost_micros"] == attempt.estimated_micros == -(-200_000 * seconds // 3600)
+    assert [step["answer"] for step in attempt.receipt["proof"]] == ["accepted", "absent", "absent", "absent"]
+
+
+def test_destroying_twice_keeps_the_first_receipt(world: World) -> None:
+    world.rent()
+    world.destroy()
+    receipt = world.ledger.attempts(RUN)[0].receipt
+    world.clock.sleep(10)
+    world.destroy()
+    assert world.ledger.attempts(RUN)[0].receipt == receipt
+
+
+def test_an_error_is_never_absence(world: World) -> None:
+    world.rent()
+    world.provider.list_faults = [None, None, TransientError("502"), None, None]
+    world.destroy()
+    attempt = world.ledger.attempts(RUN)[0]
+    assert attempt.receipt is not None
+    answers = [step["answer"] for step in attempt.receipt["proof"]]
+    assert answers[-3:] == ["absent", "absent", "absent"]
+    assert any(answer.startswith("transient") for answer in answers)
+
+
+def test_a_destroy_that_does_nothing_is_repeated_until_it_does(world: World) -> None:
+    world.rent()
+    world.provider.ignored_destroys = 2
+    world.destroy()
+    assert world.provider.live == {}
+    assert world.states() == [AttemptState.GONE]
+
+
+def test_an_unproven_destroy_stays_on_the_books(world: World) -> None:
+    world.rent()
+    world.provider.ignored_destroys = 10_000
+    with pytest.raises(UnprovenError):
+        world.destroy(patience_s=60)
+    assert world.states() == [AttemptState.DESTROYING]
+    assert len(world.ledger.pending_attempts()) == 1
+
+
+def test_no_second_pod_while_the_first_is_not_proven_gone(world: World) -> None:
+    world.provider.ignored_destroys = 10_000
+    with pytest.raises(UnprovenError):
+        world.rent(FakeLogin(GateError("bad")))
+    assert len(world.provider.created) == 1
+
+
+def test_an_intent_left_by_a_crash_is_settled_before_the_next_create(world: World) -> None:
+    world.provider.lost_replies = 1
+
+    def die(*_args: object) -> None:
+        raise KeyboardInterrupt
+
+    find = world.rental._find_by_name
+    world.rental._find_by_name = die  # type: ignore[method-assign, assignment]
+    with pytest.raises(KeyboardInterrupt):
+        world.rent()
+    assert world.states() == [AttemptState.INTENT]
+    world.rental._find_by_name = find  # type: ignore[method-assign]
+    world.rent()
+    assert world.provider.most_alive == 1
+    assert world.states() == [AttemptState.GONE, AttemptState.READY]
