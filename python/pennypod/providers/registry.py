@@ -1,58 +1,69 @@
-"""Which providers there are. Floor 1: the only module that knows every provider's name.
+"""Which providers there are, and which of them can be used now. Floor 1. A new provider is one line here.
 
-Adding a provider means its own file and one line here.
+`auto` means every provider whose key is set; when none is, the local one, and the choice says so.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
-from pennypod.errors import InputError
+from pennypod.errors import AuthError, InputError
 from pennypod.providers.base import Provider
 from pennypod.providers.local import local_provider
 from pennypod.settings import Settings
 
-LOCAL = "local"
 AUTO = "auto"
+LOCAL = "local"
 
-_FACTORIES: Mapping[str, Callable[[Settings, Mapping[str, str]], Provider]] = {
-    LOCAL: local_provider,
+Factory = Callable[[Settings, Mapping[str, str]], Provider]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """How a provider is made, and the environment variable that holds its key ("" where it needs none)."""
+
+    factory: Factory
+    key_variable: str
+
+
+PROVIDERS: dict[str, Entry] = {
+    LOCAL: Entry(local_provider, ""),
 }
-_KEYS: Mapping[str, str] = {}
-"""The environment variable whose presence sets a provider up; local pods need none."""
 
 
-def all_providers(settings: Settings, environ: Mapping[str, str] | None = None) -> dict[str, Provider]:
-    """Every provider that is set up here: those whose key is in the environment, and local pods."""
-    env = os.environ if environ is None else environ
-    return {name: make(settings, env) for name, make in _FACTORIES.items() if name not in _KEYS or env.get(_KEYS[name])}
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The providers a run may use, and a sentence for the user when that is not what the words say."""
+
+    names: tuple[str, ...]
+    note: str = ""
 
 
-def select_providers(
-    wanted: str, settings: Settings, environ: Mapping[str, str] | None = None
-) -> tuple[dict[str, Provider], str]:
-    """The providers to look at for `-e provider=wanted`, and a note for people (may be empty).
+def configured(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Providers whose key is set, or the local one when none is."""
+    keyed = tuple(name for name, entry in PROVIDERS.items() if entry.key_variable and environ.get(entry.key_variable))
+    return keyed or (LOCAL,)
 
-    `auto` is every provider with a key, and local pods when there is no key at all. Raises InputError for a name that is
-    unknown or not set up.
-    """
-    available = all_providers(settings, environ)
+
+def choose(wanted: str, environ: Mapping[str, str]) -> Choice:
+    """What `provider=` means now. Raises InputError for an unknown name and AuthError for a missing key."""
     if wanted == AUTO:
-        rented = {name: provider for name, provider in available.items() if name != LOCAL}
-        if rented:
-            return rented, ""
-        return {LOCAL: available[LOCAL]}, "no provider's key is set: using a local pod"
-    if wanted not in _FACTORIES:
-        raise InputError(f"unknown provider {wanted!r}: choose {AUTO}, {', '.join(sorted(_FACTORIES))}")
-    if wanted not in available:
-        raise InputError(f"provider {wanted!r} needs its key: set {_KEYS[wanted]} (see .env.example)")
-    return {wanted: available[wanted]}, ""
+        names = configured(environ)
+        if names == (LOCAL,):
+            keys = " or ".join(entry.key_variable for entry in PROVIDERS.values() if entry.key_variable)
+            hint = f" ({keys})" if keys else ""
+            return Choice(names, f"no provider key is set{hint}: using local pods on this machine")
+        return Choice(names)
+    entry = PROVIDERS.get(wanted)
+    if entry is None:
+        raise InputError(f"there is no provider {wanted!r}: use {AUTO}, {', '.join(PROVIDERS)}")
+    if entry.key_variable and not environ.get(entry.key_variable):
+        raise AuthError(f"{entry.key_variable} is not set: put it into the environment or use another provider")
+    return Choice((wanted,))
 
 
-def prepare(
-    names: Iterable[str], images: Mapping[str, str], providers: Mapping[str, Provider], on_progress: Callable[[str], None]
-) -> None:
-    """Make whatever must exist before the first create of these providers; costs time here, never money there."""
-    for name in sorted(set(names)):
-        providers[name].prepare(images.get(name, ""), on_progress)
+def open_provider(name: str, settings: Settings, environ: Mapping[str, str]) -> Provider:
+    """A provider by name, after the checks of `choose`; nothing is asked of it yet."""
+    choose(name, environ)
+    return PROVIDERS[name].factory(settings, environ)
