@@ -5,25 +5,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from pennypod.errors import AuthError, InputError
 from pennypod.providers.base import Provider
-from pennypod.providers.local import local_provider
+from pennypod.providers.local import engine_installed, local_provider
 from pennypod.settings import Settings
 
 AUTO = "auto"
 LOCAL = "local"
-
-Factory = Callable[[Settings, Mapping[str, str]], Provider]
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
     """How a provider is made, and the environment variable that holds its key ("" where it needs none)."""
 
-    factory: Factory
+    factory: Callable[[Settings, Mapping[str, str]], Provider]
     key_variable: str
 
 
@@ -32,38 +31,54 @@ PROVIDERS: dict[str, Entry] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """The providers a run may use, and a sentence for the user when that is not what the words say."""
-
-    names: tuple[str, ...]
-    note: str = ""
-
-
 def configured(environ: Mapping[str, str]) -> tuple[str, ...]:
     """Providers whose key is set, or the local one when none is."""
     keyed = tuple(name for name, entry in PROVIDERS.items() if entry.key_variable and environ.get(entry.key_variable))
     return keyed or (LOCAL,)
 
 
-def choose(wanted: str, environ: Mapping[str, str]) -> Choice:
-    """What `provider=` means now. Raises InputError for an unknown name and AuthError for a missing key."""
-    if wanted == AUTO:
-        names = configured(environ)
-        if names == (LOCAL,):
-            keys = " or ".join(entry.key_variable for entry in PROVIDERS.values() if entry.key_variable)
-            hint = f" ({keys})" if keys else ""
-            return Choice(names, f"no provider key is set{hint}: using local pods on this machine")
-        return Choice(names)
-    entry = PROVIDERS.get(wanted)
+def open_provider(name: str, settings: Settings, environ: Mapping[str, str] | None = None) -> Provider:
+    """A provider by name; nothing is asked of it yet. InputError for an unknown name, AuthError for a missing key."""
+    env = os.environ if environ is None else environ
+    entry = PROVIDERS.get(name)
     if entry is None:
-        raise InputError(f"there is no provider {wanted!r}: use {AUTO}, {', '.join(PROVIDERS)}")
-    if entry.key_variable and not environ.get(entry.key_variable):
+        raise InputError(f"there is no provider {name!r}: use {AUTO} or {', '.join(PROVIDERS)}")
+    if entry.key_variable and not env.get(entry.key_variable):
         raise AuthError(f"{entry.key_variable} is not set: put it into the environment or use another provider")
-    return Choice((wanted,))
+    return entry.factory(settings, env)
 
 
-def open_provider(name: str, settings: Settings, environ: Mapping[str, str]) -> Provider:
-    """A provider by name, after the checks of `choose`; nothing is asked of it yet."""
-    choose(name, environ)
-    return PROVIDERS[name].factory(settings, environ)
+def select_providers(
+    wanted: str, settings: Settings, environ: Mapping[str, str] | None = None
+) -> tuple[dict[str, Provider], str]:
+    """The providers a run may use, and a sentence for the user when the choice is not what they might expect."""
+    env = os.environ if environ is None else environ
+    if wanted != AUTO:
+        return {wanted: open_provider(wanted, settings, env)}, ""
+    names = configured(env)
+    keys = " nor ".join(entry.key_variable for entry in PROVIDERS.values() if entry.key_variable)
+    note = ""
+    if names == (LOCAL,):
+        missing = f"neither {keys} is set" if " nor " in keys else f"{keys} is not set" if keys else "no key is set"
+        note = f"{missing}: using local pods on this machine"
+    return {name: open_provider(name, settings, env) for name in names}, note
+
+
+def all_providers(settings: Settings, environ: Mapping[str, str] | None = None) -> dict[str, Provider]:
+    """Every provider where something of ours may exist: those with a key, and this machine if it has an engine."""
+    env = os.environ if environ is None else environ
+    names = list(configured(env))
+    if LOCAL not in names and engine_installed(env):
+        names.append(LOCAL)
+    return {name: open_provider(name, settings, env) for name in names}
+
+
+def prepare(
+    names: Iterable[str],
+    images: Mapping[str, str],
+    providers: Mapping[str, Provider],
+    on_progress: Callable[[str], None],
+) -> None:
+    """Have each provider make what its image needs, before anything is rented."""
+    for name in sorted(set(names)):
+        providers[name].prepare(images.get(name, ""), on_progress)

@@ -275,6 +275,12 @@ def find_engine(
     )
 
 
+def engine_installed(environ: Mapping[str, str]) -> bool:
+    """Whether there is any engine program at all; without one there are no local pods."""
+    wanted = environ.get(ENGINE_VARIABLE, "").strip()
+    return bool(wanted) or any(shutil.which(name) for name in KNOWN_ENGINES)
+
+
 def forget_engine(cache_dir: Path) -> None:
     """Drop what was learned, so that the next use probes again: called when a start fails for the engine's own reasons."""
     (cache_dir / "engine.json").unlink(missing_ok=True)

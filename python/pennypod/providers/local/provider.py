@@ -59,7 +59,6 @@ class LocalProvider:
         self._environ = dict(environ)
         self._engine = engine
         self._gpu: tuple[str, int, tuple[str, ...]] | None = None
-        self.on_progress: OnProgress = lambda _text: None
 
     @property
     def name(self) -> str:
@@ -79,7 +78,7 @@ class LocalProvider:
     @property
     def engine(self) -> Engine:
         if self._engine is None:
-            self._engine = find_engine(self._environ, self._cache, on_progress=self.on_progress)
+            self._engine = find_engine(self._environ, self._cache)
         return self._engine
 
     # --- offers -------------------------------------------------------------------------------------------------------
