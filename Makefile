@@ -84,6 +84,10 @@ molecule: setup ## the bootstrap role against a local container: converge, idemp
 
 # --- the rest ------------------------------------------------------------------------------------------------------------
 
+.PHONY: sample-data
+sample-data: setup ## write a small generated YOLO data set to sample-data/
+	python python/trainers/make_sample_data.py yolo sample-data $(ARGS)
+
 .PHONY: docs
 docs: setup ## write the variable tables of roles/*/README.md anew
 	scripts/role_readmes.py
