@@ -19,9 +19,22 @@ class Settings:
 
     def run_dir(self, run: str) -> Path:
         """Keys, known_hosts and progress events of one run; made on first use, for the owner only."""
-        path = self.home / "runs" / run
+        path = self.runs_dir / run
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         return path
+
+    @property
+    def runs_dir(self) -> Path:
+        return self.home / "runs"
+
+    @property
+    def ledger_file(self) -> Path | None:
+        """The ledger's file, None when it is on a server or only in memory."""
+        scheme, found, place = self.database_url.partition(":///")
+        database = place.partition("?")[0]
+        if not found or scheme.partition("+")[0] != "sqlite" or database in ("", ":memory:"):
+            return None
+        return Path(database)
 
     @property
     def guards_dir(self) -> Path:

@@ -103,12 +103,16 @@ class Ledger:
             with self._engine.begin() as connection:
                 yield connection
         except DBAPIError as exc:
-            raise LedgerError(f"the ledger cannot be used: {exc.orig}; check PENNYPOD_HOME and free disk space") from exc
+            raise LedgerError(
+                f"the ledger cannot be used: {exc.orig}; check PENNYPOD_HOME and free disk space"
+            ) from exc
 
     def _create_tables(self) -> None:
         with self._engine.begin() as connection:
             schema.metadata.create_all(connection)
-            row = connection.execute(sa.select(schema.meta.c.value).where(schema.meta.c.key == "schema_version")).first()
+            row = connection.execute(
+                sa.select(schema.meta.c.value).where(schema.meta.c.key == "schema_version")
+            ).first()
             if row is None:
                 connection.execute(schema.meta.insert().values(key="schema_version", value=str(schema.SCHEMA_VERSION)))
             elif row.value != str(schema.SCHEMA_VERSION):
@@ -127,6 +131,7 @@ class Ledger:
 
     def set_plan(self, run: str, *, deadline: float, worst_case_micros: int) -> None:
         with self._transaction() as tx:
+            _run(tx, run)
             _update_run(tx, run, deadline=deadline, worst_case_micros=worst_case_micros)
 
     def run(self, run: str) -> RunRecord:
@@ -147,7 +152,7 @@ class Ledger:
         if until is not None:
             query = query.where(table.c.created < until)
         with self._transaction() as tx:
-            return [RunRecord(**row._mapping) for row in tx.execute(query)]
+            return [RunRecord(**_columns(row)) for row in tx.execute(query)]
 
     def open_runs(self, controller: str | None = None) -> list[RunRecord]:
         """Runs that are not closed, or that still have an attempt which is not proven over."""
@@ -157,7 +162,7 @@ class Ledger:
         if controller is not None:
             query = query.where(table.c.controller == controller)
         with self._transaction() as tx:
-            return [RunRecord(**row._mapping) for row in tx.execute(query.order_by(table.c.created))]
+            return [RunRecord(**_columns(row)) for row in tx.execute(query.order_by(table.c.created))]
 
     def fence(self, run: str, reason: str) -> None:
         """Take the run away from whoever works on it: from now on no attempt can be opened. Keeps the first reason."""
@@ -231,7 +236,13 @@ class Ledger:
     def record_never(self, attempt_id: int, outcome: str, reason: str, at: float) -> None:
         """It is proven that the create call made nothing."""
         self._advance(
-            attempt_id, (AttemptState.INTENT,), AttemptState.NEVER, outcome=outcome, reason=reason, gone=at, estimated_micros=0
+            attempt_id,
+            (AttemptState.INTENT,),
+            AttemptState.NEVER,
+            outcome=outcome,
+            reason=reason,
+            gone=at,
+            estimated_micros=0,
         )
 
     def record_destroying(self, attempt_id: int, outcome: str, reason: str, at: float) -> None:
@@ -241,7 +252,12 @@ class Ledger:
             if attempt.final or attempt.state is AttemptState.DESTROYING:
                 return
             _update_attempt(
-                tx, attempt_id, state=AttemptState.DESTROYING.value, outcome=outcome, reason=reason, destroy_requested=at
+                tx,
+                attempt_id,
+                state=AttemptState.DESTROYING.value,
+                outcome=outcome,
+                reason=reason,
+                destroy_requested=at,
             )
 
     def record_gone(self, attempt_id: int, receipt: dict[str, Any], at: float, estimated_micros: int) -> bool:
@@ -300,7 +316,7 @@ class Ledger:
         table = schema.stages
         with self._transaction() as tx:
             query = sa.select(table).where(table.c.run == run).order_by(table.c.started)
-            return [StageRecord(**row._mapping) for row in tx.execute(query)]
+            return [StageRecord(**_columns(row)) for row in tx.execute(query)]
 
     def record_artifacts(self, records: Sequence[ArtifactRecord]) -> None:
         """Files that are home and verified; recording one again replaces it."""
@@ -314,15 +330,13 @@ class Ledger:
         table = schema.artifacts
         with self._transaction() as tx:
             query = sa.select(table).where(table.c.run == run).order_by(table.c.kind.desc(), table.c.path)
-            return [ArtifactRecord(**row._mapping) for row in tx.execute(query)]
+            return [ArtifactRecord(**_columns(row)) for row in tx.execute(query)]
 
     def quarantine(self, record: QuarantineRecord) -> None:
         table = schema.quarantine
         with self._transaction() as tx:
             tx.execute(
-                table.delete().where(
-                    (table.c.provider == record.provider) & (table.c.machine_id == record.machine_id)
-                )
+                table.delete().where((table.c.provider == record.provider) & (table.c.machine_id == record.machine_id))
             )
             tx.execute(table.insert().values(**_values(record)))
 
@@ -330,7 +344,7 @@ class Ledger:
         table = schema.quarantine
         with self._transaction() as tx:
             query = sa.select(table).where(table.c.until > now).order_by(table.c.at)
-            return [QuarantineRecord(**row._mapping) for row in tx.execute(query)]
+            return [QuarantineRecord(**_columns(row)) for row in tx.execute(query)]
 
 
 # --- helpers over one connection --------------------------------------------------------------------------------------
@@ -340,12 +354,16 @@ def _values(record: Any) -> dict[str, Any]:
     return {name: getattr(record, name) for name in record.__dataclass_fields__}
 
 
+def _columns(row: sa.Row[Any]) -> dict[str, Any]:
+    return dict(row._mapping)  # noqa: SLF001 - SQLAlchemy's documented way, underscored so that no column can hide it
+
+
 def _run(tx: Connection, run: str, *, lock: bool = False) -> RunRecord:
     query = sa.select(schema.runs).where(schema.runs.c.run == run)
     row = tx.execute(query.with_for_update() if lock else query).first()
     if row is None:
         raise InputError(f"the ledger has no run {run!r}: `pennypod ledger` lists them")
-    return RunRecord(**row._mapping)
+    return RunRecord(**_columns(row))
 
 
 def _update_run(tx: Connection, run: str, **values: Any) -> None:
@@ -360,7 +378,7 @@ def _refuse_fenced(record: RunRecord) -> None:
 
 
 def _as_attempt(row: sa.Row[Any]) -> AttemptRecord:
-    values = dict(row._mapping)
+    values = _columns(row)
     values["state"] = AttemptState(values["state"])
     return AttemptRecord(**values)
 
