@@ -1,0 +1,508 @@
+"""The pod's end of a transfer. Standalone: standard library only, Python 3.8 or newer, imports nothing of ours.
+
+    manifest.py check ROOT     a manifest on stdin; prints what is missing, mismatched or extra under ROOT
+    manifest.py hash FILE...   prints size and sha256 of each file
+    manifest.py list ROOT      a JSON list of glob patterns on stdin; prints the matching files
+    manifest.py receive        makes the trees under a folder equal to a manifest, from tar streams on stdin
+    manifest.py send           streams files to stdout, from an offset each
+
+A manifest is ``{"files": [[path, size, sha256], ...]}``; a null size or sha256 is not compared. Every answer is one
+line of JSON, after a line that holds MARK: whatever a login shell prints first is told apart by that.
+Names are bytes here and UTF-8 with surrogate escapes in JSON, so any name a file system takes survives the way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fnmatch
+import glob
+import hashlib
+import json
+import os
+import stat
+import sys
+import time
+import zlib
+from typing import Any, BinaryIO, Dict, Iterator, List, Optional, Set, Tuple
+
+MARK = "pennypod-manifest-1"
+CHUNK = 1 << 18
+BLOCK = 512
+NAMED = 20  # how many names an answer spells out where a count would do
+TICK_S = 1.0
+
+# relative path -> (kind, size, executable); kind is "file", "dir" or "other"
+Tree = Dict[bytes, Tuple[str, int, bool]]
+
+
+class RefusedError(Exception):
+    """Something the other end has to know about; the arguments become the JSON answer."""
+
+    def __init__(self, code: str, message: str, **details: Any) -> None:
+        super().__init__(message)
+        self.answer = dict(details, error=code, message=message)
+
+
+def to_bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
+
+
+def to_text(name: bytes) -> str:
+    return name.decode("utf-8", "surrogateescape")
+
+
+def say(answer: Dict[str, Any]) -> None:
+    sys.stdout.buffer.write(json.dumps(answer).encode("ascii") + b"\n")
+    sys.stdout.buffer.flush()
+
+
+# --- trees and hashes ------------------------------------------------------------------------------------------------
+
+
+def walk(root: bytes) -> Tree:
+    """Everything under `root`; symbolic links are never followed. A missing root is an empty tree."""
+    tree: Tree = {}
+    waiting = [b""]
+    while waiting:
+        folder = waiting.pop()
+        try:
+            entries = list(os.scandir(os.path.join(root, folder)))
+        except FileNotFoundError:
+            continue
+        for entry in entries:
+            path = folder + b"/" + entry.name if folder else entry.name
+            info = entry.stat(follow_symlinks=False)
+            if stat.S_ISDIR(info.st_mode):
+                tree[path] = ("dir", 0, False)
+                waiting.append(path)
+            elif stat.S_ISREG(info.st_mode):
+                tree[path] = ("file", info.st_size, bool(info.st_mode & stat.S_IXUSR))
+            else:
+                tree[path] = ("other", 0, False)
+    return tree
+
+
+def sha256_of(path: bytes, limit: Optional[int] = None, on_bytes: Any = None) -> str:
+    """Hash of a file, or of its first `limit` bytes."""
+    digest = hashlib.sha256()
+    left = limit
+    with open(path, "rb", buffering=0) as file:
+        while left is None or left > 0:
+            chunk = file.read(CHUNK if left is None else min(CHUNK, left))
+            if not chunk:
+                break
+            digest.update(chunk)
+            if left is not None:
+                left -= len(chunk)
+            if on_bytes is not None:
+                on_bytes(len(chunk))
+    return digest.hexdigest()
+
+
+class Ticker:
+    """Says how many bytes are hashed, so that the other end sees a long silence is work."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self.next = time.monotonic() + TICK_S
+
+    def __call__(self, count: int) -> None:
+        self.bytes += count
+        if time.monotonic() >= self.next:
+            self.next = time.monotonic() + TICK_S
+            say({"hashed": self.bytes})
+
+
+def check(root: bytes, manifest: Dict[str, Any]) -> Dict[str, Any]:
+    """Compare the files under `root` with a manifest."""
+    tree = walk(root)
+    missing: List[str] = []
+    mismatched: List[str] = []
+    wanted: Set[bytes] = set()
+    for text, size, sha256 in manifest["files"]:
+        path = to_bytes(text)
+        wanted.add(path)
+        kind, found_size, _ = tree.get(path, ("none", 0, False))
+        if kind != "file":
+            missing.append(text)
+        elif (size is not None and size != found_size) or (
+            sha256 is not None and sha256_of(os.path.join(root, path)) != sha256
+        ):
+            mismatched.append(text)
+    extra = sorted(to_text(path) for path, (kind, _, _) in tree.items() if kind != "dir" and path not in wanted)
+    return {"missing": missing, "mismatched": mismatched, "extra": extra, "files": len(wanted)}
+
+
+def hashes(names: List[bytes]) -> Dict[str, Any]:
+    """Size and sha256 by name; a file that cannot be read has `error` instead."""
+    return {"files": {to_text(name): _size_and_hash(name) for name in names}}
+
+
+def _size_and_hash(name: bytes) -> Dict[str, Any]:
+    try:
+        return {"size": os.stat(name).st_size, "sha256": sha256_of(name)}
+    except OSError as exc:
+        return {"error": os.strerror(exc.errno or 0)}
+
+
+def matching(root: bytes, patterns: List[str]) -> Dict[str, Any]:
+    """Regular files under `root` that match a pattern (`**` spans folders), never by a link that leads out of it."""
+    real_root = os.path.realpath(root)
+    found: Dict[bytes, int] = {}
+    for pattern in patterns:
+        for path in glob.glob(os.path.join(glob.escape(root), to_bytes(pattern)), recursive=True):
+            real = os.path.realpath(path)
+            if os.path.isfile(real) and real.startswith(real_root + b"/"):
+                found[os.path.relpath(path, root)] = os.stat(real).st_size
+    return {"files": [[to_text(path), size] for path, size in sorted(found.items())]}
+
+
+# --- receive ---------------------------------------------------------------------------------------------------------
+
+
+class Source:
+    """Bytes from stdin, taken as they come. Raises EOFError when the line ends too early."""
+
+    def __init__(self, file: Any) -> None:
+        self.file = file
+        self.buffer = memoryview(b"")
+
+    def more(self) -> bytes:
+        return self.file.read1(CHUNK)  # type: ignore[no-any-return]
+
+    def some(self, limit: int) -> memoryview:
+        """Between one and `limit` bytes."""
+        if not self.buffer:
+            data = self.more()
+            if not data:
+                raise EOFError
+            self.buffer = memoryview(data)
+        part, self.buffer = self.buffer[:limit], self.buffer[limit:]
+        return part
+
+    def exactly(self, count: int) -> bytes:
+        part = self.some(count) if count else b""
+        if len(part) == count:
+            return bytes(part)
+        parts = [part]
+        left = count - len(part)
+        while left:
+            part = self.some(left)
+            parts.append(part)
+            left -= len(part)
+        return b"".join(parts)
+
+    def line(self) -> bytes:
+        parts = []
+        while True:
+            part = bytes(self.some(CHUNK))
+            end = part.find(b"\n")
+            if end < 0:
+                parts.append(part)
+                continue
+            self.give_back(part[end + 1 :])
+            return b"".join(parts) + part[:end]
+
+    def give_back(self, data: bytes) -> None:
+        if data:
+            self.buffer = memoryview(data + bytes(self.buffer))
+
+
+class Unzipped(Source):
+    """The gzip stream that comes next in another source; what follows it is given back."""
+
+    def __init__(self, packed: Source) -> None:
+        super().__init__(None)
+        self.packed = packed
+        self.engine = zlib.decompressobj(wbits=31)
+
+    def more(self) -> bytes:
+        while not self.engine.eof:
+            data = self.engine.decompress(self.engine.unconsumed_tail or self.packed.some(CHUNK), CHUNK)
+            if data:
+                return data
+        return b""
+
+    def finish(self) -> None:
+        while self.more():
+            pass
+        self.packed.give_back(self.engine.unused_data)
+
+
+def tar_members(source: Source) -> Iterator[Tuple[bytes, int, int, int]]:
+    """(name, size, mode, mtime) of each regular file; whoever iterates reads the content in between."""
+    name = b""
+    while True:
+        header = source.exactly(BLOCK)
+        if not header.strip(b"\0"):
+            source.exactly(BLOCK)  # the archive ends with two empty blocks
+            return
+        size = tar_number(header[124:136])
+        kind = header[156:157]
+        if kind == b"L":  # GNU: the real name of the next member
+            name = source.exactly(size).rstrip(b"\0")
+            source.exactly(-size % BLOCK)
+            continue
+        if kind != b"0":
+            raise RefusedError("protocol", "unexpected kind %r in the tar stream" % kind)
+        yield name or header[:100].rstrip(b"\0"), size, tar_number(header[100:108]), tar_number(header[136:148])
+        source.exactly(-size % BLOCK)
+        name = b""
+
+
+def tar_number(field: bytes) -> int:
+    if field[0] == 0x80:  # GNU: base 256, for what octal cannot hold
+        return int.from_bytes(field[1:], "big")
+    return int(field.rstrip(b"\0 ") or b"0", 8)
+
+
+def matches(path: bytes, is_dir: bool, patterns: List[bytes]) -> bool:
+    """The upload's rule for leaving out: a plain pattern fits a name anywhere, one with a slash the path from the root,
+    one that ends in a slash fits folders only."""
+    for pattern in patterns:
+        if pattern.endswith(b"/") and not is_dir:
+            continue
+        bare = pattern.rstrip(b"/")
+        subject = path if b"/" in bare else path.rpartition(b"/")[2]
+        if fnmatch.fnmatchcase(subject, bare.lstrip(b"/")):
+            return True
+    return False
+
+
+class Part:
+    """One tree that is made equal to its manifest."""
+
+    def __init__(self, home: bytes, request: Dict[str, Any]) -> None:
+        self.root = os.path.join(home, to_bytes(request["name"]))
+        self.files: List[Tuple[bytes, int, bool]] = [(to_bytes(p), size, bool(x)) for p, size, x in request["files"]]
+        self.dirs = {to_bytes(path) for path in request["dirs"]}
+        self.keep: List[bytes] = [to_bytes(pattern) for pattern in request["keep"]]
+        self.compressed: bool = request["compressed"]
+        self.index = {path: number for number, (path, _, _) in enumerate(self.files)}
+        self.extra: List[bytes] = []
+        self.order: List[int] = []  # numbers of the files that come, in the order they come in
+        self.hashed: Dict[int, str] = {}
+
+    def survey(self, tick: Ticker) -> Dict[str, Any]:
+        """What is there already: hashes of the files that look right, and what does not belong."""
+        tree = walk(self.root)
+        have = []
+        for number, (path, size, executable) in enumerate(self.files):
+            if tree.get(path) == ("file", size, executable):
+                have.append([number, sha256_of(os.path.join(self.root, path), on_bytes=tick)])
+        self.extra = self.extras(tree)
+        return {
+            "have": have,
+            "extra": [to_text(path) for path in self.extra[:NAMED]],
+            "extra_count": len(self.extra),
+            "missing_dirs": sum(tree.get(path, ("",))[0] != "dir" for path in self.dirs)
+            + (not os.path.isdir(self.root)),
+        }
+
+    def extras(self, tree: Tree) -> List[bytes]:
+        """What is not in the manifest, nor of a kind the upload leaves out on purpose (a cache beside the code)."""
+        extra: Set[bytes] = set()
+        kept: Set[bytes] = set()
+        for path, (kind, _, _) in sorted(tree.items()):  # a folder comes before what is in it
+            parent = path.rpartition(b"/")[0]
+            if (kind == "file" and path in self.index) or (kind == "dir" and path in self.dirs):
+                continue
+            if parent not in extra and (parent in kept or matches(path, kind == "dir", self.keep)):
+                kept.add(path)
+            else:
+                extra.add(path)
+        return sorted(extra)
+
+    def unfit(self, sent: List[Optional[str]]) -> Set[int]:
+        """Numbers of the files that did not arrive as `sent` (hashes in the order sent) or are not there whole."""
+        tree = walk(self.root)
+        sizes = enumerate(self.files)
+        bad = {number for number, (path, size, _) in sizes if tree.get(path, ("none", 0))[:2] != ("file", size)}
+        for place, number in enumerate(self.order):
+            if sent[place] is None or self.hashed.get(number) != sent[place]:
+                bad.add(number)
+        return bad
+
+    def prepare(self) -> int:
+        """Make room: extras and files to be replaced go, folders are made. Returns how many extras were removed."""
+        removed = 0
+        for path in reversed(self.extra):  # children before their folder
+            full = os.path.join(self.root, path)
+            if os.path.isdir(full) and not os.path.islink(full):
+                os.rmdir(full)
+            else:
+                os.unlink(full)
+                removed += 1
+        os.makedirs(self.root, exist_ok=True)
+        for path in sorted(self.dirs):
+            os.makedirs(os.path.join(self.root, path), exist_ok=True)
+        for number in self.order:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(os.path.join(self.root, self.files[number][0]))
+        return removed
+
+    def receive(self, source: Source) -> None:
+        """Unpack one tar stream, hashing what is written."""
+        stream = Unzipped(source) if self.compressed else source
+        for name, size, mode, mtime in tar_members(stream):
+            number = self.index[name]
+            path = os.path.join(self.root, name)
+            digest = hashlib.sha256()
+            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+            try:
+                left = size
+                while left:
+                    part = stream.some(left)
+                    left -= len(part)
+                    digest.update(part)
+                    while part:
+                        part = part[os.write(handle, part) :]
+                os.utime(handle, (mtime, mtime))
+            except OSError:
+                os.unlink(path)  # a full disk: give back what the half file took
+                raise
+            finally:
+                os.close(handle)
+            self.hashed[number] = digest.hexdigest()
+        if isinstance(stream, Unzipped):
+            stream.finish()
+
+
+def free_space(path: bytes) -> Tuple[int, Optional[int]]:
+    """(free bytes, free inodes or None where the file system does not count them) for whoever runs this."""
+    while not os.path.exists(path):
+        path = os.path.dirname(path)
+    info = os.statvfs(path)
+    return info.f_bavail * info.f_frsize, info.f_favail if info.f_files else None
+
+
+def receive(source: Source) -> None:
+    """Survey, take what the other end says it sends, answer what did not arrive whole."""
+    request = json.loads(source.line())
+    home = to_bytes(request["home"])
+    parts = [Part(home, part) for part in request["parts"]]
+    os.umask(0o022)
+    say({"mark": MARK})
+    tick = Ticker()
+    surveys = [part.survey(tick) for part in parts]
+    say({"parts": surveys, "free": free_space(home)[0]})
+    if request["dry_run"]:
+        return
+    order = json.loads(source.line())
+    try:
+        _take(home, parts, order, source)
+    except OSError as exc:
+        if exc.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        free = free_space(home)[0]
+        raise RefusedError("disk_full", "no space left", free=free, needed=order["bytes"]) from exc
+
+
+def _take(home: bytes, parts: List[Part], order: Dict[str, Any], source: Source) -> None:
+    removed = 0
+    for place, part in enumerate(parts):
+        part.order = order["send"][place]
+        removed += part.prepare()
+    free, inodes = free_space(home)
+    count = sum(len(part.order) for part in parts)
+    if free < order["bytes"]:
+        raise RefusedError("disk_full", "not enough space", free=free, needed=order["bytes"])
+    if inodes is not None and inodes < count:
+        raise RefusedError(
+            "disk_full", "not enough inodes", free=free, needed=order["bytes"], inodes=inodes, files=count
+        )
+    for part in parts:
+        if part.order:
+            part.receive(source)
+    sent = json.loads(source.line())["sha256"]
+    bad = [[place, number] for place, part in enumerate(parts) for number in sorted(part.unfit(sent[place]))]
+    say({"bad": bad, "removed": removed})
+
+
+# --- send ------------------------------------------------------------------------------------------------------------
+
+
+def send(source: Source) -> None:
+    """Stream the asked files, each from its offset: a line about it, the bytes, a line with the hash of all of it."""
+    request = json.loads(source.line())
+    say({"mark": MARK})
+    for text, offset in request["files"]:
+        try:
+            file: BinaryIO = open(to_bytes(text), "rb", buffering=0)  # noqa: SIM115
+        except OSError as exc:
+            code = "missing" if exc.errno == errno.ENOENT else "unreadable"
+            say({"error": code, "message": os.strerror(exc.errno or 0), "path": text})
+            continue
+        with file:
+            if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                _send_file(file, offset)
+            else:
+                say({"error": "unreadable", "message": "not a regular file", "path": text})
+
+
+def _send_file(file: BinaryIO, offset: int) -> None:
+    before = os.fstat(file.fileno())
+    size = before.st_size
+    digest = hashlib.sha256()
+    tick = Ticker()
+    if offset > size:
+        offset = 0
+    left = offset
+    while left:
+        data = file.read(min(CHUNK, left))
+        if not data:
+            break
+        digest.update(data)
+        left -= len(data)
+        tick(len(data))
+    say({"size": size, "offset": offset, "prefix_sha256": digest.hexdigest()})
+    left = size - offset
+    out = sys.stdout.buffer
+    while left:
+        data = file.read(min(CHUNK, left)) or bytes(
+            min(CHUNK, left)
+        )  # a file that shrank is filled up, and reported below
+        digest.update(data)
+        out.write(data)
+        left -= len(data)
+    after = os.fstat(file.fileno())
+    same = (before.st_size, before.st_mtime_ns) == (after.st_size, after.st_mtime_ns)
+    say({"sha256": digest.hexdigest(), "same": same})
+
+
+# --- main ------------------------------------------------------------------------------------------------------------
+
+
+def main(args: List[str]) -> int:
+    command, rest = args[0], [os.fsencode(arg) for arg in args[1:]]
+    source = Source(sys.stdin.buffer)
+    try:
+        if command == "receive":
+            receive(source)
+        elif command == "send":
+            send(source)
+        else:
+            say({"mark": MARK})
+            if command == "check":
+                say(check(rest[0], json.loads(sys.stdin.buffer.read())))
+            elif command == "hash":
+                say(hashes(rest))
+            elif command == "list":
+                say(matching(rest[0], json.loads(sys.stdin.buffer.read())))
+            else:
+                raise RefusedError("usage", "no such command: " + command)
+    except RefusedError as exc:
+        say(exc.answer)
+        return 3
+    except EOFError:
+        return 4  # the line broke; nobody is left to tell
+    except OSError as exc:
+        name = to_text(exc.filename) if isinstance(exc.filename, bytes) else str(exc.filename or "")
+        say({"error": "os", "message": os.strerror(exc.errno or 0), "path": name})
+        return 3
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
