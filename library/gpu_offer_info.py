@@ -222,7 +222,9 @@ def _tell(events: Events, plan: dict[str, Any]) -> None:
             f" ${offer['expected_usd']:.4f}",
         )
     minutes = plan["deadline_s"] / 60
-    events.emit("plan", f"worst case ${plan['worst_case_usd']:.4f}: the pod ends after {minutes:.1f} min whatever happens")
+    events.emit(
+        "plan", f"worst case ${plan['worst_case_usd']:.4f}: the pod ends after {minutes:.1f} min whatever happens"
+    )
 
 
 def _micros(usd: float | None) -> int | None:

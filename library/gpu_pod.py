@@ -187,7 +187,9 @@ def _present(
     if module.check_mode:
         found = rental.existing(run)
         pod = _pod(settings, found) if found else {}
-        return _result(ledger, run, changed=found is None, before=pod, after=pod or {"run": run, "state": "rented"}, pod=pod)
+        return _result(
+            ledger, run, changed=found is None, before=pod, after=pod or {"run": run, "state": "rented"}, pod=pod
+        )
     clock = SystemClock()
     events = Events(settings.run_dir(run), run)
     deadline = clock.now() + options["deadline_s"]

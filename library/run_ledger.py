@@ -151,7 +151,9 @@ def _open(module: Any, ledger: Ledger) -> dict[str, Any]:
             for item in runs:
                 Path(item["artifacts_dir"]).mkdir(parents=True, exist_ok=True)
         except OSError as exc:
-            raise InputError(f"cannot make {root}: {exc.strerror}; choose another place with -e artifacts_dir=") from exc
+            raise InputError(
+                f"cannot make {root}: {exc.strerror}; choose another place with -e artifacts_dir="
+            ) from exc
         controller = processes.controller_identity()
         for item in runs:
             ledger.open_run(

@@ -1,9 +1,9 @@
 """Ring 1: a detached process that destroys a run's pods when the command that rented them dies. Floor 2.
 
-Ansible's `always:` does not run on Ctrl-C, TERM, HUP or KILL, so the guarantee cannot live in a playbook. The guard is
-started before the first create, holds a pidfd of the controlling process (a pid can be reused, a pidfd cannot), lives in
-its own session, inherits no descriptor and logs to a file. There is one guard per controller, not per pod; it holds a
-lock for as long as it lives, and that lock is how others know that it is there.
+Ansible's `always:` does not run on Ctrl-C, TERM, HUP or KILL, so the guarantee cannot live in a playbook. The guard
+is started before the first create, holds a pidfd of the controlling process (a pid can be reused, a pidfd cannot),
+lives in its own session, inherits no descriptor and logs to a file. There is one guard per controller, not per pod; it
+holds a lock for as long as it lives, and that lock is how others know that it is there.
 
 When the controller ends, whatever its runs still hold is taken away from them (fenced), destroyed and proven gone. A
 normal end leaves nothing to do. `keep_on_disconnect` makes the guard stand down until the run's deadline.
@@ -103,10 +103,8 @@ class Guard:
         pending = False
         for run in self._ledger.open_runs(controller):
             reason = self._reason_to_end(run, controller_alive)
-            if reason is None:
-                pending = True
-            else:
-                pending = not self._end(run, reason) or pending
+            over = reason is not None and self._end(run, reason)
+            pending = pending or not over
         return pending
 
     def _reason_to_end(self, run: RunRecord, controller_alive: bool) -> str | None:
@@ -207,7 +205,8 @@ def _log_path(settings: Settings, controller: str) -> Path:
 
 
 def _log(text: str) -> None:
-    print(f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ} {text}", flush=True)
+    sys.stdout.write(f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ} {text}\n")
+    sys.stdout.flush()
 
 
 def main(controller: str, ready_fd: int) -> None:

@@ -35,12 +35,7 @@ class Estimate:
         """Expected seconds until the weights are home on that offer's line."""
         down = _bytes_per_s(offer.inet_down_mbps)
         up = _bytes_per_s(offer.inet_up_mbps)
-        return (
-            self.boot_s
-            + self.train_s
-            + (self.image_bytes + self.upload_bytes) / down
-            + self.fetch_bytes / up
-        )
+        return self.boot_s + self.train_s + (self.image_bytes + self.upload_bytes) / down + self.fetch_bytes / up
 
     def traffic_micros_on(self, offer: Offer) -> int:
         down_gb = (self.image_bytes + self.upload_bytes) / _BYTES_PER_GB
@@ -59,7 +54,9 @@ class RankedOffer:
     worst_case_micros: int
 
 
-def rank(offers: Iterable[Offer], estimate: Estimate, budget_factor: float = DEFAULT_BUDGET_FACTOR) -> list[RankedOffer]:
+def rank(
+    offers: Iterable[Offer], estimate: Estimate, budget_factor: float = DEFAULT_BUDGET_FACTOR
+) -> list[RankedOffer]:
     """Cheapest expected run first; equal costs are ordered by machine so that the order is stable."""
     ranked = [_rate(offer, estimate, budget_factor) for offer in offers]
     return sorted(ranked, key=lambda r: (r.expected_micros, r.offer.provider, r.offer.machine_id, r.offer.offer_id))

@@ -46,8 +46,8 @@ def make_plan(
 ) -> Plan:
     """Ask every provider, rank, check caps.
 
-    Raises InputError for limits that make no sense, NoCapacityError when nothing fits, BudgetError when the cheapest fit
-    breaks the cap, and the provider's own error when not one provider could be asked.
+    Raises InputError for limits that make no sense, NoCapacityError when nothing fits, BudgetError when the cheapest
+    fit breaks the cap, and the provider's own error when not one provider could be asked.
     """
     _check(need, limits)
     notes: list[str] = []

@@ -106,9 +106,7 @@ class Rental:
                 return Tenancy(attempt, pod, address, created=False)
         return None
 
-    def rent(
-        self, request: RentRequest, login: Login, report: Report, before_create: Callable[[], None]
-    ) -> Tenancy:
+    def rent(self, request: RentRequest, login: Login, report: Report, before_create: Callable[[], None]) -> Tenancy:
         """Walk the offers until one gives a usable pod.
 
         `before_create` is called right before every create and raises when the guard is not there. Raises
@@ -135,9 +133,7 @@ class Rental:
         reasons = "; ".join(f"{rung['machine_id']}: {rung['message']}" for rung in rungs) or "there was no offer to try"
         raise LadderExhaustedError(f"no usable pod after {len(rungs)} attempts: {reasons}", attempts=rungs)
 
-    def _try_offer(
-        self, request: RentRequest, offer: Offer, number: int, login: Login, report: Report
-    ) -> Tenancy:
+    def _try_offer(self, request: RentRequest, offer: Offer, number: int, login: Login, report: Report) -> Tenancy:
         provider = self._providers[offer.provider]
         lease = Lease(request.run, number, int(request.deadline), random_base32(5, self._randbelow))
         report("rent", f"asking for {_describe(offer)}", usd_per_h=micros_to_usd(offer.price_micros_per_h))
@@ -151,7 +147,7 @@ class Rental:
             raise
         report("rent", f"pod {short(pod_id)} rented on {offer.machine_id}", pod_id=pod_id)
         try:
-            tenancy = self._make_usable(request, provider, offer, attempt, pod_id, login, report)
+            tenancy = self._make_usable(request, provider, attempt, pod_id, login, report)
             self._ledger.record_ready(attempt.id, tenancy.address, self._clock.now())
             return tenancy
         except PennypodError as exc:
@@ -177,7 +173,9 @@ class Rental:
             pod_id = self._find_by_name(provider, lease.name)
             if pod_id is not None:
                 return pod_id
-            self._ledger.record_never(attempt.id, "ambiguous", "the create call was lost and made no pod", self._clock.now())
+            self._ledger.record_never(
+                attempt.id, "ambiguous", "the create call was lost and made no pod", self._clock.now()
+            )
             raise
         except ProviderError as exc:
             # A plain refusal: the provider says that it made nothing.
@@ -188,7 +186,6 @@ class Rental:
         self,
         request: RentRequest,
         provider: Provider,
-        offer: Offer,
         attempt: AttemptRecord,
         pod_id: str,
         login: Login,
@@ -222,7 +219,9 @@ class Rental:
                 if pod.state is PodState.RUNNING and pod.address is not None:
                     return pod
                 if pod.state in (PodState.FAILED, PodState.STOPPED):
-                    raise NotReadyError(f"pod {short(pod_id)} is {pod.state.value}: {pod.progress or 'no reason given'}")
+                    raise NotReadyError(
+                        f"pod {short(pod_id)} is {pod.state.value}: {pod.progress or 'no reason given'}"
+                    )
                 look = (pod.state, pod.progress, pod.address)
                 if look != seen:
                     seen, changed = look, now

@@ -7,15 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-
+from fakes import FakeClock, FakeLogin, FakeProvider, offer
 from pennypod.errors import TransientError
 from pennypod.guard import Guard
 from pennypod.ledger import AttemptState, Outcome, RunRecord, open_ledger
 from pennypod.model.ids import Lease
 from pennypod.rental import Rental, RentRequest
 from pennypod.settings import Settings
-
-from .fakes import FakeClock, FakeLogin, FakeProvider, offer
 
 CONTROLLER = "4194304:1"  # above the largest pid there can be
 RUN = "demo-1201-abcde"

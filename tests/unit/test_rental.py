@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
+from fakes import FakeClock, FakeLogin, FakeProvider, offer
 from pennypod.errors import (
     AmbiguousError,
     AuthError,
@@ -25,8 +25,6 @@ from pennypod.model.ids import parse_lease
 from pennypod.model.pod import PodState
 from pennypod.rental import Rental, RentRequest, Tenancy
 from pennypod.settings import Settings
-
-from .fakes import FakeClock, FakeLogin, FakeProvider, offer
 
 RUN = "demo-1201-abcde"
 

@@ -33,7 +33,7 @@ def random_base32(length: int, randbelow: RandomBelow) -> str:
 
 
 def check_job_name(job: str) -> str:
-    """Return `job` unchanged. Raises InputError unless it is lower-case letters, digits and `_`, starting with a letter."""
+    """Return `job`. Raises InputError unless it is lower-case letters, digits and `_`, starting with a letter."""
     if not _JOB.fullmatch(job):
         raise InputError(
             f"job name {job!r} is not usable: use lower-case letters, digits and _, starting with a letter"
