@@ -138,6 +138,7 @@ failure:
 import time
 from typing import Any
 
+from ansible.module_utils.basic import AnsibleModule
 from pennypod.ansible import run_module
 from pennypod.events import Events
 from pennypod.ledger import open_ledger
@@ -173,7 +174,7 @@ ARGUMENT_SPEC: dict[str, Any] = {
 }
 
 
-def body(module: Any) -> dict[str, Any]:
+def body(module: AnsibleModule) -> dict[str, Any]:
     """Plan as the options say; the plan as JSON."""
     options = module.params
     settings = load_settings()

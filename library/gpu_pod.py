@@ -132,6 +132,7 @@ failure:
 
 from typing import Any
 
+from ansible.module_utils.basic import AnsibleModule
 from pennypod import processes
 from pennypod.acceptance import GateOptions, PodLogin, run_key
 from pennypod.ansible import run_module
@@ -164,7 +165,7 @@ ARGUMENT_SPEC: dict[str, Any] = {
 }
 
 
-def body(module: Any) -> dict[str, Any]:
+def body(module: AnsibleModule) -> dict[str, Any]:
     """Bring the run's pod to the wanted state."""
     settings = load_settings()
     ledger = open_ledger(settings)
@@ -178,7 +179,7 @@ def body(module: Any) -> dict[str, Any]:
 
 
 def _present(
-    module: Any, settings: Settings, ledger: Ledger, rental: Rental, providers: dict[str, Provider]
+    module: AnsibleModule, settings: Settings, ledger: Ledger, rental: Rental, providers: dict[str, Provider]
 ) -> dict[str, Any]:
     options, run = module.params, module.params["run"]
     if options["deadline_s"] is None:
@@ -229,7 +230,7 @@ def _present(
     return {**result, "gate": tenancy.gate}
 
 
-def _absent(module: Any, settings: Settings, ledger: Ledger, rental: Rental) -> dict[str, Any]:
+def _absent(module: AnsibleModule, settings: Settings, ledger: Ledger, rental: Rental) -> dict[str, Any]:
     run = module.params["run"]
     pending = [attempt for attempt in ledger.attempts(run) if not attempt.final]
     before = {"pods": [attempt.lease_name for attempt in pending]}
@@ -256,7 +257,7 @@ def _pod(settings: Settings, tenancy: Tenancy) -> dict[str, Any]:
         "user": tenancy.address.user,
         "key_file": str(run_dir / "id_ed25519"),
         "known_hosts": str(run_dir / "known_hosts"),
-        "python": tenancy.gate.get("python", "auto_silent"),
+        "python": tenancy.gate.get("executable") or "auto_silent",
     }
 
 

@@ -64,6 +64,7 @@ failure:
 import time
 from typing import Any
 
+from ansible.module_utils.basic import AnsibleModule
 from pennypod.ansible import run_module
 from pennypod.errors import InputError
 from pennypod.model.money import micros_to_usd
@@ -77,7 +78,7 @@ ARGUMENT_SPEC: dict[str, Any] = {
 }
 
 
-def body(module: Any) -> dict[str, Any]:
+def body(module: AnsibleModule) -> dict[str, Any]:
     """List as the options say."""
     providers = all_providers(load_settings())
     wanted = module.params["provider"]

@@ -95,6 +95,7 @@ import secrets
 from pathlib import Path
 from typing import Any
 
+from ansible.module_utils.basic import AnsibleModule
 from pennypod import processes
 from pennypod.ansible import run_module
 from pennypod.clock import SystemClock
@@ -123,7 +124,7 @@ REQUIRED_IF = [
 ]
 
 
-def body(module: Any) -> dict[str, Any]:
+def body(module: AnsibleModule) -> dict[str, Any]:
     """Write what the state asks for."""
     ledger = open_ledger(load_settings())
     if module.params["state"] == "opened":
@@ -133,7 +134,7 @@ def body(module: Any) -> dict[str, Any]:
     return _close(module, ledger)
 
 
-def _open(module: Any, ledger: Ledger) -> dict[str, Any]:
+def _open(module: AnsibleModule, ledger: Ledger) -> dict[str, Any]:
     options = module.params
     jobs = [job.strip() for job in options["jobs"] if job.strip()]
     if not jobs:
@@ -171,7 +172,7 @@ def _open(module: Any, ledger: Ledger) -> dict[str, Any]:
     return {"changed": True, "runs": runs, "diff": {"before": {"runs": []}, "after": {"runs": names}}}
 
 
-def _note(module: Any, ledger: Ledger) -> dict[str, Any]:
+def _note(module: AnsibleModule, ledger: Ledger) -> dict[str, Any]:
     run = module.params["run"]
     folder = Path(ledger.run(run).artifacts_dir)
     known = {record.path: record for record in ledger.artifacts(run)}
@@ -192,7 +193,7 @@ def _artifact(run: str, folder: Path, item: dict[str, Any]) -> ArtifactRecord:
         raise InputError(f"not an artifact of {run}: {exc}") from exc
 
 
-def _close(module: Any, ledger: Ledger) -> dict[str, Any]:
+def _close(module: AnsibleModule, ledger: Ledger) -> dict[str, Any]:
     options, run = module.params, module.params["run"]
     before = ledger.run(run)
     now = SystemClock().now()

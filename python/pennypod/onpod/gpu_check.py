@@ -616,6 +616,7 @@ def main(argv: Sequence[str]) -> int:
             "checks": [{**check._asdict(), "seconds": round(check.seconds, 3)} for check in checks],
             "reason": reason,
             "python": platform.python_version(),
+            "executable": sys.executable,
         }
         print(json.dumps(answer))
     else:
