@@ -85,8 +85,8 @@ molecule: setup ## the bootstrap role against a local container: converge, idemp
 # --- the rest ------------------------------------------------------------------------------------------------------------
 
 .PHONY: sample-data
-sample-data: setup ## write a small generated YOLO data set to sample-data/
-	python python/trainers/make_sample_data.py yolo sample-data $(ARGS)
+sample-data: setup ## write a small generated YOLO data set to data/sample
+	python python/trainers/make_sample_data.py yolo data/sample $(ARGS)
 
 .PHONY: docs
 docs: setup ## write the variable tables of roles/*/README.md anew
@@ -97,6 +97,6 @@ lock: setup ## resolve requirements.lock anew from pyproject.toml
 	scripts/lock.sh
 
 .PHONY: clean
-clean: ## remove .venv and every cache; artifacts/ and the state folder stay
+clean: ## remove .venv and every cache; artifacts/, data/ and the state folder stay
 	rm -rf .venv .cache .ansible .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
