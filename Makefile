@@ -7,7 +7,6 @@ MAKEFLAGS += --no-print-directory
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 # By its full path: Ansible ignores an ansible.cfg that it finds by itself in a world-writable folder.
 export ANSIBLE_CONFIG := $(CURDIR)/ansible.cfg
-export MOLECULE_GLOB := tests/molecule/*/molecule.yml
 
 # HEAVY=1 adds the tests that download gigabytes (torch in a pod).
 ifeq ($(HEAVY),1)
