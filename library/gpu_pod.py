@@ -61,6 +61,10 @@ options:
     description: Accept a GPU on which nothing could be multiplied since the image has no torch.
     type: bool
     default: false
+  gate_time_limits:
+    description: Seconds that single parts of the acceptance check may take, by name, where the usual ones are too short.
+    type: dict
+    default: {}
   reason:
     description: Why the pod is destroyed, for the ledger. Used with C(state=absent).
     type: str
@@ -161,6 +165,7 @@ ARGUMENT_SPEC: dict[str, Any] = {
     "min_memory_gb": {"type": "float", "default": 0},
     "min_free_disk_gb": {"type": "float", "default": 0},
     "allow_no_torch": {"type": "bool", "default": False},
+    "gate_time_limits": {"type": "dict", "default": {}},
     "reason": {"type": "str", "default": "asked for"},
 }
 
@@ -211,6 +216,7 @@ def _present(
         min_disk_gb=options["min_free_disk_gb"],
         min_memory_gb=options["min_memory_gb"],
         allow_no_torch=options["allow_no_torch"],
+        time_limits={str(name): float(seconds) for name, seconds in options["gate_time_limits"].items()},
     )
     login = PodLogin(settings, run, gate, clock, on_wait=lambda _why: ledger.raise_if_fenced(run))
     request = RentRequest(

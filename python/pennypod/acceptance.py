@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +20,17 @@ _CHECK_LIMIT_S = 300.0
 
 @dataclass(frozen=True, slots=True)
 class GateOptions:
-    """What the acceptance check asks of a pod. `device` is "cuda", "cpu" or "auto"; sizes in GB."""
+    """What the acceptance check asks of a pod. `device` is "cuda", "cpu" or "auto"; sizes in GB.
+
+    `time_limits` gives single checks of gpu_check.py other limits, in seconds: {"torch": 300}.
+    """
 
     device: str = "auto"
     gpu_count: int = 1
     min_disk_gb: float = 0.0
     min_memory_gb: float = 0.0
     allow_no_torch: bool = False
+    time_limits: Mapping[str, float] = field(default_factory=dict)
 
 
 def run_key(settings: Settings, run: str) -> tuple[Path, str]:
@@ -85,6 +89,8 @@ class PodLogin:
     def _arguments(self) -> list[str]:
         arguments = ["--json", "--device", self._gate.device, "--gpus", str(self._gate.gpu_count)]
         arguments += ["--min-disk-gb", str(self._gate.min_disk_gb), "--min-memory-gb", str(self._gate.min_memory_gb)]
+        for name, seconds in self._gate.time_limits.items():
+            arguments += ["--time-limit", f"{name}={seconds}"]
         if self._gate.allow_no_torch:
             arguments.append("--allow-no-torch")
         return arguments

@@ -1,0 +1,95 @@
+"""Ring 1: whatever kills ansible-playbook, at whatever moment, no container is left ten seconds later."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pennypod.ledger import AttemptState, Outcome
+from workspace import Workspace, wait_until
+
+BOUND_S = 10.0
+SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL]
+STAGES = ["rent", "bootstrap", "dataset", "training", "weights", "teardown"]
+SEED = int(os.environ.get("PENNYPOD_CHAOS_SEED", random.randrange(10**6)))
+FULL = os.environ.get("PENNYPOD_CHAOS") == "full"
+
+
+def chosen_cases() -> list[tuple[str, signal.Signals]]:
+    """KILL in every stage and each other signal in a random one; all of them with PENNYPOD_CHAOS=full."""
+    every = [(stage, number) for stage in STAGES for number in SIGNALS]
+    if FULL:
+        return every
+    pick = random.Random(SEED)
+    others = [(pick.choice(STAGES), number) for number in SIGNALS if number is not signal.SIGKILL]
+    return [(stage, signal.SIGKILL) for stage in STAGES] + others
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Workspace:
+    return Workspace(tmp_path)
+
+
+@contextlib.contextmanager
+def playing(workspace: Workspace, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """The playbook, ended for certain when the test is over."""
+    dataset = workspace.add_data("large", files=60, size=1_000_000)
+    process = workspace.start(job="tiny", tiny_epochs=4, dataset=dataset, log=log)
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+        wait_until(lambda: not workspace.pods(), 60, "the test's own pods are gone")
+
+
+@pytest.mark.pod
+@pytest.mark.parametrize(("stage", "number"), chosen_cases(), ids=lambda value: getattr(value, "name", value))
+def test_no_pod_outlives_its_controller(
+    workspace: Workspace, stage: str, number: signal.Signals, tmp_path: Path, record_property: pytest.RecordProperty
+) -> None:
+    record_property("seed", SEED)
+    log = tmp_path / "playbook.log"
+    with playing(workspace, log) as process:
+        reach(workspace, stage, process, log)
+        os.kill(process.pid, number)
+        process.wait(timeout=20)
+        seconds = wait_until(lambda: nothing_left(workspace), BOUND_S, f"no container after {number.name} in {stage}")
+        record_property("seconds_to_zero", round(seconds, 2))
+    (run,) = workspace.ledger().runs()
+    wait_until(lambda: workspace.ledger().run(run.run).closed is not None, 20, "the run is closed")
+    run = workspace.ledger().run(run.run)
+    if run.outcome != Outcome.SUCCEEDED:  # a kill in the last moment of the teardown comes too late to cancel anything
+        assert run.outcome == Outcome.CANCELLED
+        assert "ended before the run was over" in (run.reason or "")
+    assert all(attempt.final for attempt in workspace.ledger().attempts(run.run))
+    assert all(a.receipt for a in workspace.ledger().attempts(run.run) if a.state is AttemptState.GONE)
+
+
+def reach(workspace: Workspace, stage: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    """Wait until the run is in the middle of a stage."""
+
+    def inside() -> bool:
+        assert process.poll() is None, log.read_text()[-3000:]
+        runs = workspace.ledger().runs()
+        if not runs:
+            return False
+        if stage == "rent":  # the moment that matters: the create call is under way or has just been answered
+            return bool(workspace.ledger().attempts(runs[0].run))
+        started = {record.stage for record in workspace.ledger().stages(runs[0].run)}
+        return stage in started
+
+    wait_until(inside, 120, f"the run reaches {stage}")
+
+
+def nothing_left(workspace: Workspace) -> bool:
+    return not workspace.pods() and all(
+        attempt.final for run in workspace.ledger().runs() for attempt in workspace.ledger().attempts(run.run)
+    )
