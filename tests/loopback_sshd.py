@@ -15,7 +15,6 @@ import time
 from pathlib import Path
 
 import psutil
-
 from pennypod.ssh import Ssh, SshTarget, make_key_pair, trust_host_keys
 
 SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
@@ -41,8 +40,9 @@ class LoopbackSshd:
             f"ListenAddress 127.0.0.1\nPort {self.port}\nHostKey {host_key}\nPidFile none\nUsePAM no\n"
             f"AuthorizedKeysFile {folder / 'authorized_keys'}\nStrictModes no\nPasswordAuthentication no\n"
             f"PermitRootLogin prohibit-password\nMaxStartups 100\nMaxSessions 100\nSubsystem sftp internal-sftp\n"
-            # The interpreter of the tests, so that what runs on a pod is tried under every version they run under.
-            f"SetEnv TMUX_TMPDIR={tmux_dir} PATH={Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin\n"
+            # The interpreter of the tests, so that what runs on a pod is tried under every version they run under; and
+            # a shell level at which bash does not read the user's own .bashrc.
+            f"SetEnv TMUX_TMPDIR={tmux_dir} PATH={Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin SHLVL=1\n"
         )
         if os.geteuid() == 0:
             Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # its privilege separation refuses to start without
@@ -61,13 +61,20 @@ class LoopbackSshd:
 
     def drop_sessions(self) -> int:
         """Kill the sshd processes of every open connection, as a broken line would; what they started lives on."""
-        killed = 0
-        for session in psutil.Process(self.process.pid).children(recursive=True):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                if session.name().startswith("sshd"):
-                    session.kill()
-                    killed += 1
-        return killed
+        return kill_all(self._sessions())
+
+    def vanish(self) -> None:
+        """Stop listening and break every connection: a pod that is out of reach."""
+        sessions = self._sessions()
+        self.process.terminate()
+        self.process.wait(timeout=10)
+        kill_all(sessions)
+
+    def _sessions(self) -> list[psutil.Process]:
+        if self.process.poll() is not None:
+            return []
+        children = psutil.Process(self.process.pid).children(recursive=True)
+        return [child for child in children if name_of(child).startswith("sshd")]
 
     def tmux(self, *args: str) -> subprocess.CompletedProcess[str]:
         env = {**os.environ, "TMUX_TMPDIR": str(self.tmux_dir)}
@@ -76,9 +83,7 @@ class LoopbackSshd:
 
     def close(self) -> None:
         self.tmux("kill-server")
-        self.drop_sessions()
-        self.process.terminate()
-        self.process.wait(timeout=10)
+        self.vanish()
 
     def _wait_until_it_listens(self) -> None:
         give_up_at = time.monotonic() + 10
@@ -88,6 +93,22 @@ class LoopbackSshd:
                 return
             time.sleep(0.02)
         raise AssertionError(f"sshd does not listen: {self.log.read_text()}")
+
+
+def name_of(process: psutil.Process) -> str:
+    try:
+        return process.name()
+    except psutil.NoSuchProcess:
+        return ""
+
+
+def kill_all(processes: list[psutil.Process]) -> int:
+    killed = 0
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+            killed += 1
+    return killed
 
 
 def free_port() -> int:

@@ -13,11 +13,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import pennypod
 import psutil
 import pytest
 from loopback_sshd import wait_until
-
-import pennypod
 
 SCRIPT = Path(pennypod.__file__).parent / "onpod" / "supervise.py"
 RUN = "demo-1201-aaaaa"
@@ -180,8 +179,7 @@ def test_status_can_be_written_on_a_full_disk(tmp_path: Path) -> None:
         assert status.write({"n": 0})
         assert status.write({"n": 1})
         with (small / "filler").open("wb", buffering=0) as filler, pytest.raises(OSError, match="No space"):
-            while True:
-                filler.write(b"x" * 4096)
+            filler.writelines(b"x" * 4096 for _ in range(100))
         for n in range(2, 7):
             assert status.write({"n": n})
             assert json.loads((small / "status.json").read_text()) == {"n": n}

@@ -11,14 +11,18 @@ out   {"launched": true|false, "state": ""|"running"|"finished"|"failed_to_start
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import shutil
 import subprocess
 import sys
+import time
 from typing import Any
 
 MARK = "@pennypod "
+TRIES = 5
+STATUS_S = 10.0
 
 
 class FailedError(Exception):
@@ -62,7 +66,19 @@ def tmux(*args: str) -> subprocess.CompletedProcess[str]:
 
 
 def launch(order: dict[str, Any]) -> dict[str, Any]:
-    home, session = order["home"], order["session"]
+    home = order["home"]
+    if order.get("check"):
+        return look(order) or {"launched": False, "state": "", "run": order["run"]}
+    os.makedirs(os.path.join(home, "onpod"), exist_ok=True)
+    os.makedirs(os.path.join(home, "out"), exist_ok=True)
+    with open(os.path.join(home, "launch.lock"), "w", encoding="utf-8") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # two launches at once: the second one finds what the first has started
+        return look(order) or start(order)
+
+
+def look(order: dict[str, Any]) -> dict[str, Any] | None:
+    """The answer when there is nothing to start. Raises when nothing may be started."""
+    home = order["home"]
     status = read_status(home)
     state = str(status.get("state", ""))
     if status.get("run") == order["run"] and state in ("running", "finished"):
@@ -71,23 +87,36 @@ def launch(order: dict[str, Any]) -> dict[str, Any]:
         raise FailedError("busy", "run %s is training in %s" % (status.get("run"), home))
     if not shutil.which("tmux"):
         raise FailedError("no_tmux", "tmux is not installed on the pod")
-    if order.get("check"):
-        return {"launched": False, "state": "", "run": order["run"]}
-    os.makedirs(os.path.join(home, "onpod"), exist_ok=True)
-    os.makedirs(os.path.join(home, "out"), exist_ok=True)
+    return None
+
+
+def start(order: dict[str, Any]) -> dict[str, Any]:
+    home, session = order["home"], order["session"]
+    if read_status(home).get("run") == order["run"]:
+        os.unlink(os.path.join(home, "status.json"))  # an attempt that could not start must not pass for this one
     for name, source in order["scripts"].items():
         write(os.path.join(home, "onpod", name), source, 0o755)
     write(os.path.join(home, "launch.json"), json.dumps(order["spec"]), 0o600)
-    # A server first: on a fresh pod a one-shot `new-session` over SSH has been seen to find none and to leave none.
-    tmux("start-server")
-    command = [sys.executable, os.path.join(home, "onpod", "supervise.py"), home]
-    done = tmux("new-session", "-d", "-s", session, "-c", os.path.join(home, "out"), *command)
-    # "duplicate session": somebody else was faster by a moment. Whether it runs our run is for the proof to say.
-    if done.returncode != 0 and "duplicate session" not in done.stderr:
-        raise FailedError(
-            "failed", "tmux new-session: %s" % (done.stderr.strip() or "exit status %d" % done.returncode)
-        )
-    return {"launched": done.returncode == 0, "state": "", "run": order["run"]}
+    # A server first, and in the same call: one that is started by itself ends again when it has no session, and may do
+    # so while `new-session` is connecting to it.
+    new_session = ["new-session", "-d", "-s", session, "-c", os.path.join(home, "out")]
+    supervisor = [sys.executable, os.path.join(home, "onpod", "supervise.py"), home]
+    why = ""
+    for _ in range(TRIES):
+        done = tmux("start-server", ";", *new_session, *supervisor)
+        # "duplicate session": somebody else was faster by a moment. Whether it runs our run is for the proof to say.
+        if done.returncode == 0 or "duplicate session" in done.stderr:
+            wait_for_status(order)
+            return {"launched": done.returncode == 0, "state": "", "run": order["run"]}
+        why = done.stderr.strip() or "exit status %d" % done.returncode
+        time.sleep(0.3)  # a server that was just ending
+    raise FailedError("failed", "tmux new-session: %s" % why)
+
+
+def wait_for_status(order: dict[str, Any]) -> None:
+    give_up_at = time.monotonic() + STATUS_S
+    while read_status(order["home"]).get("run") != order["run"] and time.monotonic() < give_up_at:
+        time.sleep(0.05)
 
 
 def main() -> int:

@@ -1,0 +1,241 @@
+"""The best checkpoint: found wherever the trainer nested it, brought home whole. Floor 2.
+
+Nothing here removes or moves a file on the pod: it stays there until the pod itself goes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+from pennypod.errors import InputError, PennypodError, WeightsError
+from pennypod.transfer import Fetched, fetch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from pennypod.ssh import Ssh
+    from pennypod.transfer import Progress
+
+FIND_SCRIPT = Path(__file__).parent / "onpod" / "find_files.py"
+MARK = "@pennypod "
+WEIGHTS_DIR = "weights"
+EXTRA_DIR = "extra"
+RECORD_NAME = "checkpoint.json"
+# Hashing and checking on a slow pod disk: 20 GB at 50 MB/s.
+FIND_TIMEOUT_S = 900.0
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFile:
+    """A file on the pod that was whole when it was looked at. `relative` is its path under POD_HOME/out."""
+
+    path: str
+    bytes: int
+    sha256: str
+    mtime: float
+    relative: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """A file that matched and is not taken, and why."""
+
+    path: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    files: tuple[RemoteFile, ...]
+    rejected: tuple[Rejected, ...]
+
+
+def find_files(
+    ssh: Ssh,
+    pod_home: str,
+    patterns: Sequence[str],
+    *,
+    best: bool = False,
+    deep: bool = False,
+    settle_s: float = 0.3,
+) -> Found:
+    """Whole files under POD_HOME/out that match `patterns`, newest first, hashed on the pod in one round trip.
+
+    With `best` only the newest one of the first pattern that has any: patterns are in order of preference.
+    """
+    options = {"root": f"{pod_home}/out", "patterns": list(patterns), "best": best, "deep": deep, "settle_s": settle_s}
+    done = ssh.run_script(FIND_SCRIPT, [json.dumps(options)], FIND_TIMEOUT_S)
+    answer = parse_answer(done.stdout)
+    if answer is None:
+        raise ssh.error(f"the search for {', '.join(patterns)} gave no answer (exit status {done.rc})", rc=done.rc)
+    if "error" in answer:
+        raise InputError(f"cannot search for {', '.join(patterns)}: {answer['error']}")
+    return Found(
+        files=tuple(remote_file(entry) for entry in answer["files"]),
+        rejected=tuple(Rejected(entry["path"], entry["why"]) for entry in answer["rejected"]),
+    )
+
+
+def find_best(ssh: Ssh, pod_home: str, patterns: Sequence[str]) -> RemoteFile | None:
+    """The newest valid checkpoint, or None."""
+    found = find_files(ssh, pod_home, patterns, best=True, deep=True)
+    return found.files[0] if found.files else None
+
+
+def no_weights(patterns: Sequence[str], rejected: Sequence[Rejected]) -> WeightsError:
+    """The error for a trainer that left no checkpoint, with the reasons why candidates were not taken."""
+    what = ", ".join(patterns)
+    if not rejected:
+        return WeightsError(
+            f"the trainer left no file that matches {what} under out/: check weights_patterns and the trainer's log",
+            patterns=list(patterns),
+            rejected=[],
+        )
+    why = "; ".join(f"{PurePosixPath(entry.path).name}: {entry.why}" for entry in rejected[:3])
+    return WeightsError(
+        f"no whole checkpoint matches {what}: {why}",
+        patterns=list(patterns),
+        rejected=[asdict(entry) for entry in rejected],
+    )
+
+
+def bring_home(
+    ssh: Ssh,
+    remote: RemoteFile,
+    artifacts_dir: Path,
+    *,
+    on_progress: Callable[[Progress], None],
+    early: bool = False,
+) -> Fetched:
+    """Copy a checkpoint to ``artifacts_dir/weights/``, verified by hash and renamed into place. No-op when it is there.
+
+    Beside it, ``checkpoint.json`` says which remote file it was, so that an early copy can stand in for a lost pod.
+    """
+    target = artifacts_dir / WEIGHTS_DIR / PurePosixPath(remote.path).name
+    fetched = fetch_once(ssh, remote, target, on_progress=on_progress)
+    record = {
+        "path": str(target.relative_to(artifacts_dir)),
+        "bytes": fetched.bytes,
+        "sha256": fetched.sha256,
+        "remote": asdict(remote),
+        "early": early,
+    }
+    write_atomically(artifacts_dir / WEIGHTS_DIR / RECORD_NAME, json.dumps(record, indent=2) + "\n")
+    return fetched
+
+
+def brought_home(artifacts_dir: Path) -> tuple[RemoteFile, Fetched] | None:
+    """The verified checkpoint that is here already, or None."""
+    try:
+        record = json.loads((artifacts_dir / WEIGHTS_DIR / RECORD_NAME).read_text(encoding="utf-8"))
+        path = artifacts_dir / record["path"]
+        if path.stat().st_size != record["bytes"] or sha256_of(path) != record["sha256"]:
+            return None
+        return RemoteFile(**record["remote"]), Fetched(path, record["bytes"], record["sha256"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Extras:
+    """What came home beside the checkpoint. A file that could not be fetched is a problem, never the end of the run."""
+
+    files: tuple[Fetched, ...]
+    changed: bool
+    problems: tuple[str, ...]
+
+
+def bring_extras(
+    ssh: Ssh,
+    pod_home: str,
+    patterns: Sequence[str],
+    artifacts_dir: Path,
+    *,
+    skip: frozenset[str] = frozenset(),
+    on_progress: Callable[[Progress], None],
+) -> Extras:
+    """Copy everything that matches `patterns` to ``artifacts_dir/extra/<path under out>``, one by one."""
+    if not patterns:
+        return Extras((), False, ())
+    found = find_files(ssh, pod_home, patterns)
+    files: list[Fetched] = []
+    problems = [f"{entry.path}: {entry.why}" for entry in found.rejected]
+    changed = False
+    for remote in found.files:
+        if remote.path in skip:
+            continue
+        target = artifacts_dir / EXTRA_DIR / safe_relative(remote.relative)
+        try:
+            here = already_here(target, remote)
+            files.append(here or fetch_once(ssh, remote, target, on_progress=on_progress))
+            changed = changed or here is None
+        except PennypodError as exc:
+            if exc.code in ("fenced", "ssh"):
+                raise
+            problems.append(f"{remote.path}: {exc}")
+    return Extras(tuple(files), changed, tuple(problems))
+
+
+def fetch_once(ssh: Ssh, remote: RemoteFile, target: Path, *, on_progress: Callable[[Progress], None]) -> Fetched:
+    here = already_here(target, remote)
+    if here is not None:
+        return here
+    target.parent.mkdir(parents=True, exist_ok=True)
+    return fetch(ssh, remote.path, target, expected_sha256=remote.sha256 or None, on_progress=on_progress)
+
+
+def already_here(target: Path, remote: RemoteFile) -> Fetched | None:
+    """The local copy when it is this very file, judged by its hash."""
+    try:
+        if not remote.sha256 or target.stat().st_size != remote.bytes or sha256_of(target) != remote.sha256:
+            return None
+    except OSError:
+        return None
+    return Fetched(target, remote.bytes, remote.sha256)
+
+
+def safe_relative(relative: str) -> PurePosixPath:
+    """A path from the pod that cannot leave the folder it is put under; the pod is not ours to trust."""
+    path = PurePosixPath(relative)
+    if path.is_absolute() or ".." in path.parts or not path.parts:
+        raise WeightsError(f"the pod named a file outside its output folder: {relative!r}", path=relative)
+    return path
+
+
+def remote_file(entry: dict[str, Any]) -> RemoteFile:
+    return RemoteFile(
+        path=str(entry["path"]),
+        bytes=int(entry["bytes"]),
+        sha256=str(entry["sha256"]),
+        mtime=float(entry["mtime"]),
+        relative=str(entry["relative"]),
+    )
+
+
+def parse_answer(stdout: bytes) -> dict[str, Any] | None:
+    """The one marked line of a standalone script; login banners around it do not matter."""
+    for line in stdout.decode("utf-8", "replace").splitlines():
+        if line.startswith(MARK):
+            try:
+                found = json.loads(line[len(MARK) :])
+            except ValueError:
+                return None
+            return found if isinstance(found, dict) else None
+    return None
+
+
+def sha256_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_atomically(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    scratch.write_text(text, encoding="utf-8")
+    scratch.replace(path)
