@@ -130,7 +130,7 @@ class Engine:
         return done.stdout
 
     def list_containers(self, *filters: str) -> list[dict[str, Any]]:
-        """Containers in every state, by one `ps`. A container that vanishes under the listing costs a retry, no error."""
+        """Containers in every state, by one `ps`. One that vanishes under the listing costs a retry, no error."""
         wanted = [part for text in filters for part in ("--filter", text)]
         last: TransientError | None = None
         for attempt in range(4):
@@ -282,7 +282,7 @@ def engine_installed(environ: Mapping[str, str]) -> bool:
 
 
 def forget_engine(cache_dir: Path) -> None:
-    """Drop what was learned, so that the next use probes again: called when a start fails for the engine's own reasons."""
+    """Drop what was learned, so that the next use probes again: after a start that failed for the engine's own sake."""
     (cache_dir / "engine.json").unlink(missing_ok=True)
 
 
@@ -336,7 +336,8 @@ def describe_engine(path: str, runner: Runner) -> Engine:
 def flag_variants(engine: Engine, *, nofile: int, nproc: int, installed: Sequence[str]) -> list[tuple[str, ...]]:
     """What to try, plainest first: other limits, another runtime, another network.
 
-    Without CAP_SYS_RESOURCE a limit above the caller's own is refused; podman caps its own nproc at the kernel's pid_max.
+    Without CAP_SYS_RESOURCE a limit above the caller's own is refused, and podman lowers its own number of processes
+    to the kernel's pid_max.
     """
     limits: list[tuple[str, ...]] = [
         (),

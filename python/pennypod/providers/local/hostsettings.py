@@ -12,12 +12,11 @@ import hashlib
 import os
 import re
 import shutil
-import stat
 import subprocess
 import sys
 import tempfile
 import urllib.parse
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,26 +27,44 @@ CA_BUNDLE = "/etc/ssl/certs/ca-certificates.crt"
 
 # Where a host keeps its bundle when no variable names one: Debian, Fedora, Alpine and macOS.
 _BUNDLES = (CA_BUNDLE, "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/cert.pem")
-_BUNDLE_VARIABLES = ("PIP_CERT", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
+_BUNDLE_VARIABLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 _PROXY_VARIABLES = ("http_proxy", "https_proxy", "no_proxy", "all_proxy")
 _PROXY_NAMES = tuple(name for lower in _PROXY_VARIABLES for name in (lower, lower.upper()))
 
 # `client-cert` is left out on purpose: it is a private key.
 _PIP_KEYS = frozenset(
-    "index-url extra-index-url find-links no-index constraint cert trusted-host proxy timeout default-timeout retries"
-    " disable-pip-version-check prefer-binary only-binary no-binary resume-retries".split()
+    (
+        "index-url",
+        "extra-index-url",
+        "find-links",
+        "no-index",
+        "constraint",
+        "cert",
+        "trusted-host",
+        "proxy",
+        "timeout",
+        "retries",
+        "resume-retries",
+        "disable-pip-version-check",
+        "prefer-binary",
+        "only-binary",
+        "no-binary",
+    )
 )
 _PIP_LISTS = frozenset({"extra-index-url", "find-links", "constraint", "trusted-host"})
 _APT_KEYS = re.compile(
     r"Acquire::(https?|ftp)::(Proxy(::[^:]+)?|Timeout|Verify-Peer|Verify-Host|CaInfo|Pipeline-Depth|No-Cache|AllowRedirect)"
-    r"|Acquire::(Check-Valid-Until|Check-Date|Retries|ForceIPv4|ForceIPv6|AllowInsecureRepositories|AllowWeakRepositories)"
+    r"|Acquire::(Check-Valid-Until|Check-Date|Retries|ForceIPv4|ForceIPv6)"
+    r"|Acquire::Allow(InsecureRepositories|WeakRepositories)"
 )
+_LOOKED_AT = 40
+_TOO_MUCH = frozenset(("/", "/root", "/home", "/etc", "/usr", "/var", "/tmp"))  # noqa: S108 - named to be refused
 _SUITE_TAILS = ("", "-updates", "-security", "-backports")
 
 
 @dataclass(frozen=True, slots=True)
 class HostSettings:
-    """`files` are put into every pod, `apt_files` only where the pod runs the host's own release; paths are absolute."""
+    """`files` are put into every pod, `apt_files` only where it runs the host's own release; paths are absolute."""
 
     release: str = ""
     files: dict[str, bytes] = field(default_factory=dict)
@@ -63,57 +80,20 @@ def read_host_settings(
 ) -> HostSettings:
     """Read the host below `root` (tests give a made-up one). `prefix` is the Python prefix whose pip.conf counts."""
     pip = pip_settings(environ, root, sys.prefix if prefix is None else prefix)
-    files: dict[str, bytes] = {}
+    files, env = certificates(environ, root, pip)
     notes: list[str] = []
-    mounts: set[str] = set()
-
-    def take(path: str) -> bool:
-        with suppress(OSError):
-            files[path] = _under(root, path).read_bytes()
-            return True
-        return False
-
-    for name in ("find-links", "index-url", "extra-index-url", "constraint"):
-        for place in pip.get(name, "").split():
-            path = _local_path(place)
-            if path is None:
-                if re.match(r"https?://(localhost|127\.|\[::1\])", place):
-                    notes.append(
-                        f"pip's {name} {_without_login(place)} is on this host's loopback: a pod cannot reach it"
-                    )
-                continue
-            if not _under(root, path).exists():
-                notes.append(f"pip's {name} {path} does not exist")
-            elif name == "constraint" or _under(root, path).is_file():
-                take(path)
-            else:
-                mounts |= wheel_folders(path, root)
-    bundle = next(
-        (p for p in _bundle_candidates(environ, pip) if p.startswith("/") and _under(root, p).is_file()), None
-    )
-    env: dict[str, str] = {}
-    local_cas = sorted(_under(root, "/usr/local/share/ca-certificates").rglob("*.crt"))
-    if bundle is not None:
-        files[CA_BUNDLE] = _under(root, bundle).read_bytes()
-        if local_cas or any(environ.get(name) for name in _BUNDLE_VARIABLES):
-            # Python's ssl reads a folder of hashes, not the bundle; requests brings its own: both need to be told.
-            env |= {"SSL_CERT_FILE": CA_BUNDLE, "REQUESTS_CA_BUNDLE": CA_BUNDLE}
-    for path_ in local_cas:
-        take("/" + str(path_.relative_to(root)))
-    if pip.get("cert") and pip["cert"] != CA_BUNDLE and not take(pip["cert"]):
-        notes.append(f"pip's cert {pip['cert']} cannot be read")
-        del pip["cert"]
+    mounts = _take_pip_places(pip, root, files, notes)
     if pip:
         files["/etc/pip.conf"] = pip_conf(pip).encode()
-    for name in _PROXY_NAMES:
-        if environ.get(name):
-            env[name] = environ[name]
+    env |= {name: environ[name] for name in _PROXY_NAMES if environ.get(name)}
     release = host_release(root)
     options = apt_options(apt_config_dump() if root == Path("/") else "")
     if options:
         files["/etc/apt/apt.conf.d/95pennypod-host"] = options.encode()
         for path in re.findall(r'CaInfo "([^"]+)"', options):
-            take(path)
+            _take(path, root, files)
+    # What lies in a mounted folder is there already, and cannot be written.
+    files = {path: data for path, data in files.items() if not any(path.startswith(f"{m}/") for m in mounts)}
     return HostSettings(
         release=release,
         files=files,
@@ -123,6 +103,56 @@ def read_host_settings(
         apt_options=options,
         notes=tuple(notes),
     )
+
+
+def _take(path: str, root: Path, files: dict[str, bytes]) -> bool:
+    with suppress(OSError):
+        files[path] = _under(root, path).read_bytes()
+        return True
+    return False
+
+
+def certificates(
+    environ: Mapping[str, str], root: Path, pip: Mapping[str, str]
+) -> tuple[dict[str, bytes], dict[str, str]]:
+    """The host's bundle at Debian's usual place, its own authorities beside it, and the variables that point there."""
+    files: dict[str, bytes] = {}
+    env: dict[str, str] = {}
+    named = [environ.get(name, "") for name in _BUNDLE_VARIABLES]
+    for path in [*named, *_BUNDLES, pip.get("cert", "")]:
+        if path.startswith("/") and _under(root, path).is_file() and _take(path, root, files):
+            files = {CA_BUNDLE: files[path]}
+            break
+    local = sorted(_under(root, "/usr/local/share/ca-certificates").rglob("*.crt"))
+    for authority in local:
+        _take("/" + str(authority.relative_to(root)), root, files)
+    if CA_BUNDLE in files and (local or any(named)):
+        # Python's ssl reads a folder of hashes, not the bundle; requests brings its own: both need to be told.
+        env = {"SSL_CERT_FILE": CA_BUNDLE, "REQUESTS_CA_BUNDLE": CA_BUNDLE}
+    return files, env
+
+
+def _take_pip_places(pip: dict[str, str], root: Path, files: dict[str, bytes], notes: list[str]) -> set[str]:
+    """Copy the files pip's settings name and return the folders to mount; what cannot work in a pod is noted."""
+    mounts: set[str] = set()
+    for name in ("find-links", "index-url", "extra-index-url", "constraint"):
+        for place in pip.get(name, "").split():
+            path = _local_path(place)
+            if path is None:
+                if re.match(r"https?://([^/@]*@)?(localhost|127\.|\[::1\])", place):
+                    shown = re.sub(r"//[^/@]*@", "//", place)
+                    notes.append(f"pip's {name} {shown} is on this host's loopback: a pod cannot reach it")
+            elif not _under(root, path).exists():
+                notes.append(f"pip's {name} {path} does not exist")
+            elif _under(root, path).is_file():
+                _take(path, root, files)
+            else:
+                mounts |= wheel_folders(path, root)
+    cert = pip.get("cert", "")
+    if cert and cert != CA_BUNDLE and not _take(cert, root, files):
+        notes.append(f"pip's cert {cert} cannot be read")
+        del pip["cert"]
+    return mounts
 
 
 # --- pip ----------------------------------------------------------------------------------------------------------
@@ -187,38 +217,43 @@ def wheel_folders(path: str, root: Path) -> set[str]:
     pages and files are looked at; no parent folder is mounted just because it is a parent.
     """
     folders = {path}
-    targets: list[str] = []
-    shown = _under(root, path)
-    real = os.path.realpath(shown)
-    if real != str(shown):
+    real = os.path.realpath(_under(root, path))
+    if real != str(_under(root, path)):
         folders.add(_outside(root, real))
+    targets = set(_wheel_targets(path, root))
+    targets |= {_outside(root, os.path.realpath(_under(root, target))) for target in targets}
+    for target in sorted(targets):
+        if not any(target.startswith(f"{folder}/") for folder in folders):
+            folders.add(_beside(path, target))
+    return folders - _TOO_MUCH
+
+
+def _wheel_targets(path: str, root: Path) -> Iterator[str]:
+    """Some of the files that a wheel folder or an index leads to, as absolute paths."""
     with suppress(OSError):
-        for entry in sorted(shown.iterdir())[:40]:
+        for entry in sorted(_under(root, path).iterdir())[:_LOOKED_AT]:
             page = entry / "index.html" if entry.is_dir() else entry
-            if page.name.endswith(".html") and page.is_file():
-                base = f"{path}/{entry.name}/" if entry.is_dir() else f"{path}/"
+            if page.suffix == ".html" and page.is_file():
                 text = page.read_text(encoding="utf-8", errors="replace")[:20_000]
                 for href in re.findall(r'href="([^"#]+)', text)[:5]:
-                    target = _local_path(href) or (
-                        None if re.match(r"\w+:", href) else os.path.normpath(base + urllib.parse.unquote(href))
-                    )
+                    target = _local_path(href)
+                    if target is None and not re.match(r"\w+:", href):
+                        base = f"{path}/{entry.name}/" if entry.is_dir() else f"{path}/"
+                        target = os.path.normpath(base + urllib.parse.unquote(href))
                     if target and _under(root, target).is_file():
-                        targets.append(target)
-            elif entry.is_symlink() and entry.exists():
-                targets.append(_outside(root, os.path.realpath(entry)))
-    for target in list(targets):
-        resolved = _outside(root, os.path.realpath(_under(root, target)))
-        if resolved != target:
-            targets.append(resolved)
-    for target in targets:
-        if not any(target.startswith(f"{folder}/") for folder in folders):
-            common = os.path.commonpath([path, target])
-            below = target[len(common) :].lstrip("/").split("/")
-            # The child of the common ancestor; a file right in the ancestor means the ancestor itself, never "/".
-            folder = os.path.dirname(target) if common == "/" else os.path.join(common, below[0])
-            if len(below) > 1 or common == "/":
-                folders.add(folder)
-    return {folder for folder in folders if folder not in ("/", "/root", "/home", "/etc", "/usr", "/var")}
+                        yield target
+            elif entry.is_symlink() and entry.is_file():
+                yield _outside(root, os.path.realpath(entry))
+
+
+def _beside(path: str, target: str) -> str:
+    """The folder to mount for `target`: the branch that leads to it from where its path and the index's part."""
+    parts, others = Path(target).parent.parts, Path(path).parts
+    shared = 0
+    while shared < min(len(parts), len(others)) and parts[shared] == others[shared]:
+        shared += 1
+    # Nothing shared but "/" says nothing about the branch: only the very folder then.
+    return str(Path(*parts[: shared + 1])) if shared > 1 else str(Path(*parts))
 
 
 def _local_path(place: str) -> str | None:
@@ -226,17 +261,8 @@ def _local_path(place: str) -> str | None:
     if place.startswith("file:"):
         return urllib.parse.unquote(urllib.parse.urlsplit(place).path).rstrip("/") or None
     if place.startswith(("/", "~")):
-        return os.path.expanduser(place).rstrip("/") or None
+        return str(Path(place).expanduser()).rstrip("/") or None
     return None
-
-
-def _without_login(url: str) -> str:
-    return re.sub(r"//[^/@]*@", "//", url)
-
-
-def _bundle_candidates(environ: Mapping[str, str], pip: Mapping[str, str]) -> Iterable[str]:
-    named = [environ.get(name, "") for name in _BUNDLE_VARIABLES[1:]]
-    return [*named, *_BUNDLES, pip.get("cert", "")]
 
 
 # --- apt ----------------------------------------------------------------------------------------------------------
@@ -350,7 +376,7 @@ def _apt_logins(root: Path, hosts: set[str | None]) -> Iterator[str]:
 def write_tree(settings: HostSettings, cache_dir: Path, scripts: Mapping[str, str]) -> Path:
     """Write the folder a pod mounts, once per content; safe against two writers at once.
 
-    root/ and apt/ are trees laid over the pod's own files, release names the one apt/ is for, scripts stand beside them.
+    root/ and apt/ are trees laid over the pod's own files, release names what apt/ is for, scripts stand beside them.
     """
     content: dict[str, bytes] = {f"root{path}": data for path, data in settings.files.items()}
     content |= {f"apt{path}": data for path, data in settings.apt_files.items()}
@@ -377,13 +403,13 @@ def write_tree(settings: HostSettings, cache_dir: Path, scripts: Mapping[str, st
     return final
 
 
-def _rename(temporary: Path, final: Path, rename: Callable[[Path, Path], None] = os.rename) -> None:
+def _rename(temporary: Path, final: Path) -> None:
     try:
-        rename(temporary, final)
+        temporary.rename(final)
     except OSError:
         # Another writer was faster with the same content.
         shutil.rmtree(temporary, ignore_errors=True)
-        if not final.is_dir() or not final.stat().st_mode & stat.S_IRUSR:
+        if not final.is_dir():
             raise
 
 

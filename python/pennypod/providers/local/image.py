@@ -1,8 +1,8 @@
 """Pod images: a base system, the stock image on top of it, and variants on top of that; each built once, on demand.
 
 An image's tag is the hash of its recipe and of everything below it, so a changed recipe is a new image and an unchanged
-one is never built twice. A build that is cut off leaves nothing: the build container lives only as long as our pipe to it,
-and a tag is set only on a finished image.
+one is never built twice. A build that is cut off leaves nothing: the build container lives only as long as our pipe to
+it, and a tag is set only on a finished image.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 import platform
 import secrets
 import selectors
+import shlex
 import shutil
 import socket
 import subprocess
@@ -32,7 +33,8 @@ OnProgress = Callable[[str], None]
 
 HERE = Path(__file__).parent
 MOUNT = "/run/pennypod-host"
-BUILD_LABEL = "pennypod.build"
+BUILD_NAME = "build-pennypod-"
+"""How build containers are called: not like a pod, since nothing here bills and no sweep may touch it."""
 REGISTRY_BASE = "docker.io/library/debian:bookworm-slim"
 FALLBACK_SUITE = "bookworm"
 PACKAGES = ("openssh-server", "python3", "python3-pip", "ca-certificates", "tmux", "tar", "procps")
@@ -45,34 +47,54 @@ _TICK_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How one image is made from its parent: a script of this folder and what it is told."""
+    """What one image adds to its parent. `instead` are Python packages for where the Debian ones cannot be had."""
 
     name: str
     parent: str | None
-    script: str
+    packages: tuple[str, ...]
     requirements: tuple[str, ...]
     limit_s: float
+    instead: tuple[str, ...] = ()
+    script: Path = HERE / "recipe.sh"
 
-    def told(self) -> dict[str, str]:
-        return {"PENNYPOD_PACKAGES": " ".join(PACKAGES), "PENNYPOD_REQUIREMENTS": " ".join(self.requirements)}
+    def text(self) -> str:
+        told = {"PACKAGES": self.packages, "REQUIREMENTS": self.requirements, "INSTEAD": self.instead}
+        lines = [f"export PENNYPOD_{name}={shlex.quote(' '.join(words))}" for name, words in told.items()]
+        return "\n".join(lines) + "\n" + self.script.read_text(encoding="utf-8")
 
 
 RECIPES: dict[str, Recipe] = {
+    # What a rented machine's image typically has, with its typical gaps, on purpose: numpy is 2.x, cv2 is there without
+    # the libraries it loads, no tmux server runs, and there is no rsync.
     "stock": Recipe(
-        "stock", None, "stock.sh", ("numpy>=2,<3", "opencv-python>=4.11,<4.12", "pillow>=10"), limit_s=1800
+        name="stock",
+        parent=None,
+        packages=PACKAGES,
+        requirements=("numpy>=2,<3", "opencv-python>=4.11,<4.12", "pillow>=10"),
+        limit_s=1800,
     ),
-    "torch": Recipe("torch", "stock", "packages.sh", ("torch", "torchvision", "ultralytics"), limit_s=5400),
+    # Debian's own torch for CPUs is small and built against numpy 1, like the torch of many an old image.
+    "torch": Recipe(
+        name="torch",
+        parent="stock",
+        packages=("python3-torch", "python3-torchvision"),
+        requirements=("ultralytics>=8.3,<9", "opencv-python>=4.11,<4.12"),
+        instead=("torch", "torchvision"),
+        limit_s=5400,
+    ),
 }
 
 
 def image_reference(name: str) -> str:
     """The full name of one of our images, with the hash of all that goes into it."""
     recipe = RECIPES[name]
-    parts = [platform.machine(), recipe.script, *sorted(f"{k}={v}" for k, v in recipe.told().items())]
-    parts += [(HERE / file).read_text(encoding="utf-8") for file in (recipe.script, "host.sh")]
+    parts = [platform.machine(), recipe.text(), (HERE / "host.sh").read_text(encoding="utf-8")]
     parts.append(image_reference(recipe.parent) if recipe.parent else REGISTRY_BASE)
-    digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
-    return f"localhost/pennypod-{name}:{digest}"
+    return f"localhost/pennypod-{name}:{_short_hash(*parts)}"
+
+
+def _short_hash(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
 
 
 def ensure_image(
@@ -149,22 +171,23 @@ def build_lock(on_progress: OnProgress) -> Iterator[None]:
 
 def sweep_leftovers(engine: Engine) -> None:
     """Remove what a build left that was killed: we hold the lock, so nothing of this is in use."""
-    for row in engine.list_containers(f"label={BUILD_LABEL}"):
-        engine.remove_container(row["id"])
+    for row in engine.list_containers(f"name={BUILD_NAME}"):
+        if row["name"].startswith(BUILD_NAME):
+            engine.remove_container(row["id"])
     for folder in Path(tempfile.gettempdir()).glob("pennypod-image-*"):
         with suppress(OSError):
             if folder.stat().st_uid == os.getuid():
                 shutil.rmtree(folder, ignore_errors=True)
 
 
-# --- the base system ---------------------------------------------------------------------------------------------------
+# --- the base system --------------------------------------------------------------------------------------------
 
 
 def _base(engine: Engine, host: HostSettings, environ: Mapping[str, str], on_progress: OnProgress) -> str:
     """A plain Debian: the registry's image when a registry answers, else one made from the distribution's packages."""
     if engine.image_id(REGISTRY_BASE) is not None:
         return REGISTRY_BASE
-    made = f"localhost/pennypod-base:{_base_hash(host)}"
+    made = f"localhost/pennypod-base:{_short_hash(platform.machine(), host.release, *PACKAGES)}"
     if engine.image_id(made) is not None:
         return made
     why = "no image registry answers"
@@ -185,17 +208,12 @@ def _base(engine: Engine, host: HostSettings, environ: Mapping[str, str], on_pro
             why = exc.message
     if shutil.which("mmdebstrap") is None:
         raise InvalidError(
-            f"{why} and mmdebstrap is not installed, so no pod image can be made: install mmdebstrap (Debian, Ubuntu) or"
+            f"{why} and mmdebstrap is not installed, so no pod image can be made: install mmdebstrap (Debian) or"
             f" load {REGISTRY_BASE} into {engine.kind}"
         )
     on_progress(f"{why}: building the pod image from Debian packages")
     _bootstrap(engine, host, made, on_progress)
     return made
-
-
-def _base_hash(host: HostSettings) -> str:
-    text = "\0".join([platform.machine(), host.release, *PACKAGES])
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def _registry_answers(environ: Mapping[str, str]) -> bool:
@@ -228,6 +246,8 @@ def _bootstrap(engine: Engine, host: HostSettings, reference: str, on_progress: 
         argv += [f"--aptopt={options}"] if host.apt_options else []
         for tree in ("man", "doc", "info", "locale"):
             argv.append(f"--dpkgopt=path-exclude=/usr/share/{tree}/*")
+        # A half-made system is thrown away, so nothing has to be on disk before the next step.
+        argv.append("--dpkgopt=force-unsafe-io")
         argv += [suite, str(tar), *mirrors]
         if shutil.which("setpriv"):
             # However we die, the bootstrap gets its signal and cleans up its own mounts.
@@ -243,7 +263,7 @@ def _bootstrap(engine: Engine, host: HostSettings, reference: str, on_progress: 
         shutil.rmtree(work, ignore_errors=True)
 
 
-# --- running a recipe --------------------------------------------------------------------------------------------------
+# --- running a recipe -------------------------------------------------------------------------------------------
 
 
 def run_arguments(host: HostSettings, tree: Path) -> list[str]:
@@ -261,32 +281,19 @@ def scripts(*names: str) -> dict[str, str]:
 def _run_recipe(
     engine: Engine, recipe: Recipe, parent: str, host: HostSettings, cache_dir: Path, on_progress: OnProgress
 ) -> None:
-    # What the recipe is told goes into the script, not into the container's environment, which a commit would keep.
-    told = [f"export {key}={_quote(value)}" for key, value in sorted((host.env | recipe.told()).items())]
-    recipe_text = "\n".join(told) + "\n" + (HERE / recipe.script).read_text(encoding="utf-8")
-    tree = write_tree(host, cache_dir, scripts("host.sh", "build.sh") | {"recipe.sh": recipe_text})
-    # The name must not look like a pod's: nothing here bills, and no sweep may touch it.
-    name = f"build-pennypod-{recipe.name}-{secrets.token_hex(4)}"
-    argv = [
-        engine.path,
-        "run",
-        "--rm",
-        "-i",
-        "--pull",
-        "never",
-        "--name",
-        name,
-        "--label",
-        f"{BUILD_LABEL}={recipe.name}",
-    ]
+    # Variables go into the script, not into the container's environment, which a commit would keep.
+    exports = "".join(f"export {key}={shlex.quote(value)}\n" for key, value in sorted(host.env.items()))
+    tree = write_tree(host, cache_dir, scripts("host.sh", "build.sh") | {"recipe.sh": exports + recipe.text()})
+    name = f"{BUILD_NAME}{recipe.name}-{secrets.token_hex(4)}"
+    argv = [engine.path, "run", "--rm", "-i", "--pull", "never", "--name", name]
     argv += [*engine.flags, *run_arguments(host, tree), "--entrypoint", "/bin/sh", parent, f"{MOUNT}/build.sh"]
     reference = image_reference(recipe.name)
     what = f"image {recipe.name}"
-    on_progress(f"building {what}: {', '.join(recipe.requirements)}")
+    on_progress(f"building {what}: {', '.join(recipe.packages + recipe.requirements)}")
 
     def commit() -> None:
         on_progress(f"saving {what}")
-        changes = ["--change", 'CMD ["/bin/sh"]', "--change", "ENTRYPOINT []", "--change", f"LABEL {BUILD_LABEL}="]
+        changes = ["--change", 'CMD ["/bin/sh"]', "--change", "ENTRYPOINT []"]
         engine.check("commit", *changes, name, reference, timeout_s=900)
 
     try:
@@ -296,10 +303,6 @@ def _run_recipe(
     finally:
         with suppress(TransientError):
             engine.remove_container(name)
-
-
-def _quote(text: str) -> str:
-    return "'" + text.replace("'", "'\\''") + "'"
 
 
 def _raise_build_error(what: str, done: _Watched) -> None:
@@ -345,7 +348,8 @@ def _watched(
         env=engine_environment(os.environ) | dict(env or {}),
         start_new_session=True,
     )
-    assert process.stdin is not None and process.stdout is not None
+    assert process.stdin is not None
+    assert process.stdout is not None
     tail, marked, line = b"", None, ""
     began = heard = told = time.monotonic()
     try:

@@ -1,7 +1,7 @@
 """The local provider: machines that are this host, pods that are containers. Floor 1.
 
-It behaves like any other provider: offers at a price, a lease in the pod's name, a listing in which pods appear and from
-which they vanish. Everything it knows about a pod is in the container's own labels; it keeps no state of its own.
+It behaves like any other provider: offers at a price, a lease in the pod's name, a listing in which pods appear and
+from which they vanish. Everything it knows about a pod is in the container's own labels; it keeps no state of its own.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import subprocess
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -151,7 +152,7 @@ class LocalProvider:
         image = self._image(order.image)
         tree = write_tree(host, self._cache, scripts("host.sh", "start.sh"))
         labels = {
-            LABEL: "1",
+            LABEL: order.name,
             "pennypod.price": str(offer.price_micros_per_h),
             "pennypod.machine": offer.machine_id,
             "pennypod.gpu": re.sub(r"[,=]", " ", offer.gpu),
@@ -205,26 +206,27 @@ class LocalProvider:
     # --- what exists --------------------------------------------------------------------------------------------------
 
     def pods(self) -> list[Pod]:
-        return [_pod(row) for row in self.engine.list_containers(f"label={LABEL}")]
+        return [_pod(row) for row in self.engine.list_containers(f"label={LABEL}") if _is_pod(row)]
 
     def pod(self, pod_id: str) -> Pod | None:
         row = self._row(pod_id)
         if row is None:
             return None
         pod = _pod(row)
-        if pod.state is PodState.FAILED:
+        if pod.state in (PodState.FAILED, PodState.STOPPED):
             logs = self.engine.call("logs", "--tail", "5", row["id"])
-            pod.details["log"] = (logs.stdout + logs.stderr).strip().splitlines()[-5:]
+            lines = (logs.stdout + logs.stderr).strip().splitlines()[-5:]
+            pod = replace(pod, progress=lines[-1] if lines else "", details=pod.details | {"log": lines})
         return pod
 
     def _row(self, pod_id: str) -> dict[str, Any] | None:
         if not re.fullmatch(r"[0-9a-f]{12,64}", pod_id):
             raise InvalidError(f"{pod_id!r} is not the id of a local pod")
         rows = self.engine.list_containers(f"label={LABEL}", f"id={pod_id}")
-        return next((row for row in rows if row["id"].startswith(pod_id)), None)
+        return next((row for row in rows if row["id"].startswith(pod_id) and _is_pod(row)), None)
 
     def host_keys(self, pod_id: str) -> list[str]:
-        """Read inside the container, through the engine. The key is made in the pod's first second, so it is waited for."""
+        """Read inside the container, through the engine. The pod makes its key in its first second: waited for."""
         last = ""
         for attempt in range(25):
             if attempt:
@@ -255,6 +257,11 @@ class LocalProvider:
 def local_provider(settings: Settings, environ: Mapping[str, str] | None = None) -> LocalProvider:
     """The factory the registry names."""
     return LocalProvider(settings, os.environ if environ is None else environ)
+
+
+def _is_pod(row: Mapping[str, Any]) -> bool:
+    """An image saved from a pod hands its labels on to whatever is started from it; the name tells them apart."""
+    return bool(row["labels"].get(LABEL) == row["name"])
 
 
 def _pod(row: Mapping[str, Any]) -> Pod:
