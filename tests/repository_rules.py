@@ -268,6 +268,93 @@ _INDEXES = [
     ("archive", "ubuntu", "com"), ("registry", "npmjs", "org"),
 ]  # fmt: skip
 _INDEX = re.compile("|".join(re.escape(".".join(parts)) for parts in _INDEXES))
+# Pods are entered as root, so most of /root is theirs. /home/me is what the documentation calls the reader,
+# /home/somebody is in tests.
+_HOME = re.compile(
+    r"(?<![\w}])/(?:(?:home|Users)/(?!(?:me|somebody)\b)[A-Za-z][\w.-]*|root/\.(?!(?:ssh|cache|config)\b)\w[\w./-]*)"
+)
+_KEYS = ("type", "elements", "default", "choices", "required", "aliases")
+
+
+def _normal(option: dict[str, Any], key: str) -> Any:
+    if key == "required":
+        return bool(option.get("required", False))
+    if key == "aliases":
+        return sorted(option.get("aliases") or [])
+    if key == "type":
+        return option.get("type", "str")
+    return option.get(key)
+
+
+def spec_mismatches(documented: dict[str, Any], spec: dict[str, Any], where: str) -> list[str]:
+    """Where the documentation of a module's options and its argument spec differ."""
+    broken = [f"{where}{name}: in the documentation only" for name in documented.keys() - spec.keys()]
+    broken += [f"{where}{name}: in the argument spec only" for name in spec.keys() - documented.keys()]
+    for name in sorted(documented.keys() & spec.keys()):
+        said, real = documented[name], spec[name]
+        if not said.get("description"):
+            broken.append(f"{where}{name}: no description")
+        for key in SPEC_KEYS:
+            ours, theirs = _normal(said, key), _normal(real, key)
+            # 1 == True in Python, not in an interface
+            if ours != theirs or isinstance(ours, bool) != isinstance(theirs, bool):
+                broken.append(f"{where}{name}: {key} is {ours!r} in the documentation, {theirs!r} in the spec")
+        broken += spec_mismatches(said.get("suboptions") or {}, real.get("options") or {}, f"{where}{name}.")
+    return broken
+
+
+SECRET_WORDS = re.compile(r"(password|passphrase|secret|token|api_key)$")
+
+
+def unprotected_secrets(spec: dict[str, Any], where: str) -> list[str]:
+    """Options that look like secrets and do not say whether they are."""
+    return [
+        f"{where}{name}: says no no_log"
+        for name, option in spec.items()
+        if SECRET_WORDS.search(name) and "no_log" not in option
+    ]
+
+
+def wrong_examples(module: str, text: str, spec: dict[str, Any], where: str) -> list[str]:
+    """Examples that call the module with options it does not have."""
+    broken = []
+    names = set(spec) | {alias for option in spec.values() for alias in option.get("aliases") or []}
+    used = False
+    for task, _ in tasks(yaml.load(text, AnsibleLoader)):
+        if module in task:
+            used = True
+            for unknown in sorted(set(task[module] or {}) - names):
+                broken.append(f"{where}: the example {task.get('name')!r} uses the unknown option {unknown}")
+    return broken if used else [*broken, f"{where}: no example uses the module"]
+
+
+# --- scripts that run on a pod --------------------------------------------------------------------------------------
+
+
+def foreign_imports(source: str, where: str, allowed: frozenset[str] = frozenset()) -> list[str]:
+    """Imports of anything but the standard library: a pod has nothing else of ours."""
+    broken = []
+    for node in ast.walk(ast.parse(source)):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = ["." * node.level + (node.module or "")]
+        for name in names:
+            top = name.split(".")[0]
+            if top not in sys.stdlib_module_names and top not in allowed and name != "__future__":
+                broken.append(f"{where}:{node.lineno}: imports {name}")
+    return broken
+
+
+# --- what must not be in a public repository ------------------------------------------------------------------------
+
+# Written in pieces, so that this file does not hold what it looks for.
+_INDEXES = [
+    ("pypi", "org"), ("files", "pythonhosted", "org"), ("deb", "debian", "org"), ("security", "debian", "org"),
+    ("archive", "ubuntu", "com"), ("registry", "npmjs", "org"),
+]  # fmt: skip
+_INDEX = re.compile("|".join(re.escape(".".join(parts)) for parts in _INDEXES))
 # Pods are entered as root, so a few places under /root are theirs; /home/me is what the documentation calls the reader,
 # /home/somebody is in tests.
 _HOME = re.compile(
