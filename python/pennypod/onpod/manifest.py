@@ -283,10 +283,11 @@ class Part:
         self.extra: List[bytes] = []
         self.order: List[int] = []  # numbers of the files that come, in the order they come in
         self.hashed: Dict[int, str] = {}
+        self.found: Tree = {}
 
     def survey(self, tick: Ticker) -> Dict[str, Any]:
         """What is there already: hashes of the files that look right, and what does not belong."""
-        tree = walk(self.root)
+        tree = self.found = walk(self.root)
         have = []
         for number, (path, size, executable) in enumerate(self.files):
             if tree.get(path) == ("file", size, executable):
@@ -338,8 +339,9 @@ class Part:
         for path in sorted(self.dirs):
             os.makedirs(os.path.join(self.root, path), exist_ok=True)
         for number in self.order:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(os.path.join(self.root, self.files[number][0]))
+            if self.files[number][0] in self.found:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(os.path.join(self.root, self.files[number][0]))
         return removed
 
     def receive(self, source: Source) -> None:

@@ -195,6 +195,7 @@ class _One:
                 strikes = 1 if self.size() > had else strikes + 1
                 if strikes > MAX_STRIKES:
                     raise lost(self.ssh, f"fetching {self.name}", strikes, exc) from exc
+                self.meter.show()  # a caller that wants to stop says so from its callback
                 self.clock.sleep(min(0.5 * 2 ** (strikes - 1), 8.0))
             except _ChangedError as exc:
                 rounds += 1

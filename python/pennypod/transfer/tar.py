@@ -6,6 +6,10 @@ BLOCK = 512
 END = bytes(2 * BLOCK)
 _MAX_OCTAL_SIZE = 8**11
 _LONG_LINK = b"././@LongLink"
+_OWNER = b"0000000\0" * 2  # root, whoever made the file here
+_TAIL = (bytes(100) + b"ustar  \0" + b"root".ljust(32, b"\0") * 2).ljust(BLOCK - 157, b"\0")
+_TAIL_SUM = sum(_TAIL)
+_CHECKSUM_BLANK = 8 * ord(" ")  # the checksum counts its own field as blanks
 
 
 def header(name: bytes, size: int, mode: int, mtime: int) -> bytes:
@@ -28,18 +32,13 @@ def padding(size: int) -> bytes:
 
 def _block(name: bytes, size: int, mode: int, mtime: int, kind: bytes) -> bytes:
     size_field = b"%011o\0" % size if size < _MAX_OCTAL_SIZE else b"\x80" + size.to_bytes(11, "big")
-    fields = b"".join(
-        (
-            name.ljust(100, b"\0"),
-            b"%07o\0%07o\0%07o\0" % (mode, 0, 0),
-            size_field,
-            b"%011o\0" % min(max(mtime, 0), _MAX_OCTAL_SIZE - 1),
-            b"        ",
-            kind,
-            bytes(100),
-            b"ustar  \0",
-            b"root".ljust(32, b"\0"),
-            b"root".ljust(32, b"\0"),
-        )
-    ).ljust(BLOCK, b"\0")
-    return fields[:148] + b"%06o\0 " % sum(fields) + fields[156:]
+    front = b"%s%s%07o\0%s%s%011o\0" % (
+        name,
+        bytes(100 - len(name)),
+        mode,
+        _OWNER,
+        size_field,
+        min(max(mtime, 0), _MAX_OCTAL_SIZE - 1),
+    )
+    checksum = sum(front) + _CHECKSUM_BLANK + kind[0] + _TAIL_SUM
+    return b"%s%06o\0 %s%s" % (front, checksum, kind, _TAIL)

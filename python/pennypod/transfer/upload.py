@@ -192,6 +192,7 @@ class _Upload:
                 reconnects += 1
                 if strikes > MAX_STRIKES:
                     raise lost(self.ssh, "uploading", strikes, broken) from broken
+                self.meter.show()  # a caller that wants to stop says so from its callback
                 self.clock.sleep(min(0.5 * 2 ** (strikes - 1), 8.0))
                 continue
             if not self._again(attempt):
