@@ -81,6 +81,10 @@ chaos: setup ## kill the control side at every stage and look for pods left behi
 molecule: setup ## the bootstrap role against a local container: converge, idempotence, testinfra
 	molecule test --all $(ARGS)
 
+.PHONY: bench
+bench: setup ## seconds by stage as JSON: the demo beside a plain ssh/scp/tar script, on a stock and a bootstrapped pod
+	@python tests/bench/bench.py $(ARGS)
+
 # --- the rest ------------------------------------------------------------------------------------------------------------
 
 .PHONY: sample-data
