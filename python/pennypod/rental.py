@@ -283,7 +283,13 @@ class Rental:
         receipt = self._receipt(attempt, pod_id, proof, gone_at)
         if self._ledger.record_gone(attempt.id, receipt, gone_at, int(receipt["cost_micros"])):
             cost = format_usd(int(receipt["cost_micros"]))
-            report("teardown", f"pod {short(pod_id)} proven gone after {receipt['billed_seconds']:.0f} s, {cost}")
+            report(
+                "teardown",
+                f"pod {short(pod_id)} proven gone after {receipt['billed_seconds']:.0f} s, {cost}",
+                pod_id=pod_id,
+                gone=True,
+                usd=micros_to_usd(int(receipt["cost_micros"])),
+            )
         return self._attempt(attempt).receipt
 
     def prove_gone(

@@ -12,7 +12,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from pennypod.ledger import STAGES, AttemptRecord, AttemptState, Ledger, Outcome
+from pennypod.ledger import STAGES, AttemptRecord, AttemptState, Ledger, Outcome, StageRecord
 from pennypod.model.money import format_usd, micros_to_usd
 
 RUN_FILE = "run.json"
@@ -36,9 +36,7 @@ def run_document(ledger: Ledger, run: str, now: float) -> dict[str, Any]:
         "deadline": record.deadline,
         "closed": record.closed,
         "worst_case_usd": None if record.worst_case_micros is None else micros_to_usd(record.worst_case_micros),
-        "stages": {
-            name: round((stages[name].finished or now) - stages[name].started, 3) for name in STAGES if name in stages
-        },
+        "stages": {name: _seconds(stages[name], record.closed, now) for name in STAGES if name in stages},
         "attempts": [_attempt_document(attempt, now) for attempt in attempts],
         "ssh": _ssh_document(winner),
         "billed_seconds": round(sum(attempt.billed_seconds(now) for attempt in attempts), 3),
@@ -53,6 +51,12 @@ def run_document(ledger: Ledger, run: str, now: float) -> dict[str, Any]:
         "verdict": record.verdict,
         "pods_still_billing": sum(not attempt.final for attempt in attempts),
     }
+
+
+def _seconds(stage: StageRecord, closed: float | None, now: float) -> float:
+    """A stage that nobody finished ended with its run at the latest."""
+    end = stage.finished if stage.finished is not None else (closed if closed is not None else now)
+    return round(max(0.0, end - stage.started), 3)
 
 
 def winning_attempt(attempts: Iterable[AttemptRecord]) -> AttemptRecord | None:
@@ -88,8 +92,8 @@ def write_json(path: Path, document: Any) -> None:
         part.unlink(missing_ok=True)
 
 
-def summary(document: dict[str, Any]) -> RenderableType:
-    """The table a run ends with: stages, cost, weights, verdict and what still bills."""
+def summary(document: dict[str, Any], *, closing: bool = True) -> RenderableType:
+    """The table a run ends with: stages, cost, weights, verdict and, when `closing`, what still bills."""
     table = Table(title=f"{document['run']}: {document['outcome']}", title_justify="left", show_edge=False)
     table.add_column("stage")
     table.add_column("seconds", justify="right")
@@ -114,8 +118,9 @@ def summary(document: dict[str, Any]) -> RenderableType:
         lines.append(Text(f"verdict     {document['verdict']}"))
     elif document["outcome"] == Outcome.SUCCEEDED:
         lines.append(Text(f"verdict     open: pennypod ledger verdict {document['run']} adopt|skip"))
-    billing = document["pods_still_billing"]
-    lines.append(Text(f"pods still billing: {billing}", style="bold red" if billing else "bold green"))
+    if closing:
+        billing = document["pods_still_billing"]
+        lines.append(Text(f"pods still billing: {billing}", style="bold red" if billing else "bold green"))
     return Group(*lines)
 
 
