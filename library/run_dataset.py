@@ -1,0 +1,263 @@
+#!/usr/bin/python
+# SPDX-License-Identifier: Apache-2.0
+"""Ansible module: ship code and data to a run's pod. Runs on localhost, over the run's own SSH connection."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+---
+module: run_dataset
+short_description: Ship code and data to a run's pod
+description:
+  - Makes C(pod_home/code) and C(pod_home/data) on the pod equal to the folders here, files that do not belong included.
+  - Streams the code as a compressed tar and the data as an uncompressed one, without a temporary file, and compares
+    the sha256 of every file on arrival. What the pod already has is not sent again, also after a broken line.
+  - Fails with C(source_changed) when a file vanishes or keeps changing meanwhile, and with C(disk_full) when the pod
+    has no room; the data set on the pod is never silently short.
+options:
+  run:
+    description: The run; its progress lines are written for it.
+    type: str
+    required: true
+  host:
+    description: Address of the pod. May be left out in check mode, where everything then counts as not yet sent.
+    type: str
+  port:
+    description: SSH port of the pod.
+    type: int
+    default: 22
+  user:
+    description: Who to log in as.
+    type: str
+    default: root
+  key_file:
+    description: The run's private SSH key.
+    type: path
+  known_hosts:
+    description: The run's known_hosts file.
+    type: path
+  pod_home:
+    description: Folder on the pod under which C(code) and C(data) lie.
+    type: str
+    default: /root/pennypod
+  code:
+    description:
+      - Folder (or single file) with the code. History, caches, environments, outputs and whatever looks like a key
+        stay here.
+    type: path
+  data:
+    description: Folder (or single file) with the data set. All of it is sent.
+    type: path
+  excludes:
+    description:
+      - More names to leave out of the code. C(name) fits anywhere, C(/name) or C(a/b) the path from the root, and a
+        slash at the end means folders only. C(*) and C(?) are wildcards.
+    type: list
+    elements: str
+    default: []
+  data_excludes:
+    description: Names to leave out of the data set, by the same rules.
+    type: list
+    elements: str
+    default: []
+  data_yaml:
+    description:
+      - Name of the YOLO data file inside the data set. It arrives with C(path) set to where the data is on the pod.
+        The file here is not touched. Empty means there is none.
+    type: str
+    default: ''
+  code_limit_mb:
+    description: Refuse to send more code than this; it is a sign that outputs or data lie among the code.
+    type: int
+    default: 200
+attributes:
+  check_mode:
+    support: full
+  diff_mode:
+    support: full
+author:
+  - pennypod
+"""
+
+EXAMPLES = r"""
+- name: Ship code and data
+  run_dataset:
+    run: demo-1201-k3f9q
+    host: 127.0.0.1
+    port: 22001
+    key_file: /home/me/.local/state/pennypod/runs/demo-1201-k3f9q/id_ed25519
+    known_hosts: /home/me/.local/state/pennypod/runs/demo-1201-k3f9q/known_hosts
+    code: python/trainers
+    data: datasets/teeth
+    data_yaml: data.yaml
+  delegate_to: localhost
+"""
+
+RETURN = r"""
+files:
+  description: Files sent, or in check mode files that would be.
+  returned: success
+  type: int
+bytes:
+  description: Their size.
+  returned: success
+  type: int
+unchanged_files:
+  description: Files the pod had already, verified by hash.
+  returned: success
+  type: int
+removed_files:
+  description: Files on the pod that did not belong and were removed, or would be.
+  returned: success
+  type: int
+resumed_files:
+  description: Files that a broken line did not cost a second sending.
+  returned: success
+  type: int
+reconnects:
+  description: How often the line broke.
+  returned: success
+  type: int
+seconds:
+  description: How long it took.
+  returned: success
+  type: float
+paths:
+  description: The first few files that would be sent.
+  returned: in check mode
+  type: list
+  elements: str
+failure:
+  description: What went wrong, for programs - C(code), C(message), C(details).
+  returned: failure
+  type: dict
+"""
+
+import posixpath
+from pathlib import Path
+from typing import Any
+
+from ansible.module_utils.basic import AnsibleModule
+from pennypod import datayaml
+from pennypod.ansible import run_module
+from pennypod.clock import SystemClock
+from pennypod.errors import InputError
+from pennypod.events import Events
+from pennypod.podwork import POD_OPTIONS, Fence, connect, show_bytes
+from pennypod.settings import load_settings
+from pennypod.ssh import Ssh
+from pennypod.transfer import Preview, UploadPlan, plan_upload, preview, upload
+
+ARGUMENT_SPEC: dict[str, Any] = {
+    **POD_OPTIONS,
+    "host": {"type": "str"},
+    "key_file": {"type": "path"},
+    "known_hosts": {"type": "path"},
+    "code": {"type": "path"},
+    "data": {"type": "path"},
+    "excludes": {"type": "list", "elements": "str", "default": []},
+    "data_excludes": {"type": "list", "elements": "str", "default": []},
+    "data_yaml": {"type": "str", "default": ""},
+    "code_limit_mb": {"type": "int", "default": 200},
+}
+SHOWN_PATHS = 20
+
+
+def body(module: AnsibleModule) -> dict[str, Any]:
+    """Ship what the options name, or say what would be shipped."""
+    options = module.params
+    plan = _plan(options)
+    if module.check_mode and not options["host"]:
+        everything = Preview(
+            files=plan.files, bytes=plan.bytes, unchanged_files=0, extra_files=0, free_bytes=None, changed=True
+        )
+        return _predicted(plan, everything)
+    if not (options["host"] and options["key_file"] and options["known_hosts"]):
+        raise InputError("say where the pod is: host, key_file and known_hosts")
+    ssh = connect(options)
+    if module.check_mode:
+        return _predicted(plan, preview(ssh, plan, options["pod_home"]))
+    diff = _diff(plan, preview(ssh, plan, options["pod_home"])) if module._diff else {}  # noqa: SLF001 - no other way
+    return {**_ship(options, ssh, plan), **diff}
+
+
+def _ship(options: dict[str, Any], ssh: Ssh, plan: UploadPlan) -> dict[str, Any]:
+    settings, clock = load_settings(), SystemClock()
+    events = Events(settings.run_dir(options["run"]), options["run"])
+    events.emit("dataset", f"{plan.files} files, {plan.bytes / 1e6:.1f} MB to ship", total_bytes=plan.bytes)
+    on_progress = show_bytes(events, "dataset", "shipped", clock, Fence(settings, options["run"], clock))
+    done = upload(ssh, plan, options["pod_home"], on_progress=on_progress)
+    rate = done.bytes / max(done.seconds, 1e-3)
+    events.emit(
+        "dataset",
+        f"{done.files} files, {done.bytes / 1e6:.1f} MB sent in {done.seconds:.1f} s ({rate / 1e6:.1f} MB/s);"
+        f" all {plan.files} verified on the pod"
+        + (f"; the line broke {done.reconnects} times" if done.reconnects else ""),
+        bytes=done.bytes,
+        total_bytes=plan.bytes,
+        rate_bytes_per_s=round(rate),
+    )
+    return {
+        "changed": done.changed,
+        "files": done.files,
+        "bytes": done.bytes,
+        "unchanged_files": done.unchanged_files,
+        "removed_files": done.removed_files,
+        "resumed_files": done.resumed_files,
+        "reconnects": done.reconnects,
+        "seconds": done.seconds,
+    }
+
+
+def _plan(options: dict[str, Any]) -> UploadPlan:
+    code, data = (Path(options[name]) if options[name] else None for name in ("code", "data"))
+    limit = options["code_limit_mb"] * 1_000_000
+    rules = {"excludes": options["excludes"], "data_excludes": options["data_excludes"], "code_limit_bytes": limit}
+    plan = plan_upload(code, data, **rules)
+    name = options["data_yaml"]
+    if not name or data is None:
+        return plan
+    part = next(part for part in plan.parts if part.name == "data")
+    file = next((file for file in part.files if file.path == name), None)
+    if file is None:
+        raise InputError(f"there is no {name} in {data}: correct data_yaml, or leave it empty", path=str(data))
+    try:
+        text = Path(part.source(file)).read_bytes().decode("utf-8")
+    except (OSError, UnicodeDecodeError) as exc:
+        raise InputError(f"{data / name} cannot be read: {exc}", path=str(data / name)) from exc
+    entries = {*part.directories, *(entry.path for entry in part.files)}
+    rewritten = datayaml.rewrite(text, posixpath.join(options["pod_home"], "data"), entries).encode()
+    # Sent in place of the file, not edited on the pod: the second run then finds what it would send.
+    return plan_upload(code, data, **rules, replacements={name: rewritten})
+
+
+def _predicted(plan: UploadPlan, seen: Preview) -> dict[str, Any]:
+    return {
+        "changed": seen.changed,
+        "files": seen.files,
+        "bytes": seen.bytes,
+        "unchanged_files": seen.unchanged_files,
+        "removed_files": seen.extra_files,
+        "resumed_files": 0,
+        "reconnects": 0,
+        "seconds": 0.0,
+        "paths": list(seen.paths[:SHOWN_PATHS]),
+        **_diff(plan, seen),
+    }
+
+
+def _diff(plan: UploadPlan, seen: Preview) -> dict[str, Any]:
+    more = seen.files - len(seen.paths)
+    before = [f"verified files: {seen.unchanged_files}", f"files that do not belong: {seen.extra_files}"]
+    after = [f"verified files: {plan.files}", "files that do not belong: 0", *(f"+ {path}" for path in seen.paths)]
+    if seen.paths and more > 0:
+        after.append(f"+ {more} more")
+    return {"diff": {"before": "\n".join(before) + "\n", "after": "\n".join(after) + "\n"}}
+
+
+def main() -> None:
+    run_module(ARGUMENT_SPEC, body)
+
+
+if __name__ == "__main__":
+    main()
