@@ -131,12 +131,13 @@ class LocalProvider:
     # --- renting ------------------------------------------------------------------------------------------------------
 
     def prepare(self, image: str, on_progress: OnProgress) -> None:
-        """Build the image if it is not there yet; `rent` does so too. Nothing is billed meanwhile."""
-        self.on_progress = on_progress
-        self._image(image)
+        """Find out how containers start here and build the image if it is not there yet; `rent` then only starts it."""
+        if self._engine is None:
+            self._engine = find_engine(self._environ, self._cache, on_progress=on_progress)
+        self._image(image, self._host(), on_progress)
 
-    def _image(self, image: str) -> str:
-        return ensure_image(self.engine, image, self._host(), self._cache, self._environ, self.on_progress)
+    def _image(self, image: str, host: HostSettings, on_progress: OnProgress) -> str:
+        return ensure_image(self.engine, image, host, self._cache, self._environ, on_progress)
 
     def rent(self, offer: Offer, order: Order) -> str:
         """Start a container named by the lease. A start that fails leaves no container behind."""
@@ -149,7 +150,7 @@ class LocalProvider:
         if port and not _port_is_free(port):
             raise InvalidError(f"port {port} on 127.0.0.1 is taken: free it or unset {PORT_VARIABLE}", port=port)
         host = self._host()
-        image = self._image(order.image)
+        image = self._image(order.image, host, lambda _text: None)
         tree = write_tree(host, self._cache, scripts("host.sh", "start.sh"))
         labels = {
             LABEL: order.name,
