@@ -12,12 +12,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from pennypod.errors import InputError, PennypodError, WeightsError
+from pennypod.errors import InputError, PennypodError, TransferError, WeightsError
 from pennypod.transfer import Fetched, fetch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from pennypod.clock import Clock
     from pennypod.ssh import Ssh
     from pennypod.transfer import Progress
 
@@ -25,6 +26,7 @@ FIND_SCRIPT = Path(__file__).parent / "onpod" / "find_files.py"
 MARK = "@pennypod "
 WEIGHTS_DIR = "weights"
 EXTRA_DIR = "extra"
+LOG_NAME = "train.log"
 RECORD_NAME = "checkpoint.json"
 # Hashing and checking on a slow pod disk: 20 GB at 50 MB/s.
 FIND_TIMEOUT_S = 900.0
@@ -60,16 +62,19 @@ def find_files(
     pod_home: str,
     patterns: Sequence[str],
     *,
+    under: str = "out",
     best: bool = False,
     deep: bool = False,
     settle_s: float = 0.3,
+    timeout_s: float = FIND_TIMEOUT_S,
 ) -> Found:
     """Whole files under POD_HOME/out that match `patterns`, newest first, hashed on the pod in one round trip.
 
     With `best` only the newest one of the first pattern that has any: patterns are in order of preference.
     """
-    options = {"root": f"{pod_home}/out", "patterns": list(patterns), "best": best, "deep": deep, "settle_s": settle_s}
-    done = ssh.run_script(FIND_SCRIPT, [json.dumps(options)], FIND_TIMEOUT_S)
+    root = str(PurePosixPath(pod_home) / under)
+    options = {"root": root, "patterns": list(patterns), "best": best, "deep": deep, "settle_s": settle_s}
+    done = ssh.run_script(FIND_SCRIPT, [json.dumps(options)], timeout_s)
     answer = parse_answer(done.stdout)
     if answer is None:
         raise ssh.error(f"the search for {', '.join(patterns)} gave no answer (exit status {done.rc})", rc=done.rc)
@@ -116,7 +121,7 @@ def bring_home(
 
     Beside it, ``checkpoint.json`` says which remote file it was, so that an early copy can stand in for a lost pod.
     """
-    target = artifacts_dir / WEIGHTS_DIR / PurePosixPath(remote.path).name
+    target = weights_target(remote, artifacts_dir)
     fetched = fetch_once(ssh, remote, target, on_progress=on_progress)
     record = {
         "path": str(target.relative_to(artifacts_dir)),
@@ -129,6 +134,11 @@ def bring_home(
     return fetched
 
 
+def weights_target(remote: RemoteFile, artifacts_dir: Path) -> Path:
+    """Where a checkpoint belongs here."""
+    return artifacts_dir / WEIGHTS_DIR / PurePosixPath(remote.path).name
+
+
 def brought_home(artifacts_dir: Path) -> tuple[RemoteFile, Fetched] | None:
     """The verified checkpoint that is here already, or None."""
     try:
@@ -139,6 +149,48 @@ def brought_home(artifacts_dir: Path) -> tuple[RemoteFile, Fetched] | None:
         return RemoteFile(**record["remote"]), Fetched(path, record["bytes"], record["sha256"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+def salvage(
+    ssh: Ssh,
+    pod_home: str,
+    patterns: Sequence[str],
+    artifacts_dir: Path,
+    *,
+    limit_s: float,
+    clock: Clock,
+    on_progress: Callable[[Progress], None],
+) -> Fetched | None:
+    """The best checkpoint of a training that failed, if it can be had within `limit_s`; the pod bills meanwhile.
+
+    Raises nothing but FencedError: the reason why the training failed is what the user must see.
+    """
+    give_up_at = clock.now() + limit_s
+
+    def in_time(progress: Progress) -> None:
+        if clock.now() > give_up_at:
+            raise TransferError(f"not home within {limit_s:g} s")
+        on_progress(progress)
+
+    try:
+        found = find_files(ssh, pod_home, patterns, best=True, timeout_s=limit_s)
+        return bring_home(ssh, found.files[0], artifacts_dir, on_progress=in_time, early=True) if found.files else None
+    except PennypodError as exc:
+        if exc.code == "fenced":
+            raise
+        return None
+
+
+def bring_log(
+    ssh: Ssh, pod_home: str, artifacts_dir: Path, *, on_progress: Callable[[Progress], None]
+) -> tuple[Fetched, bool] | None:
+    """The whole train.log, and whether the copy here was not whole already; None when the pod has none."""
+    found = find_files(ssh, pod_home, [LOG_NAME], under=".", settle_s=0)
+    if not found.files:
+        return None
+    target = artifacts_dir / LOG_NAME
+    here = already_here(target, found.files[0])
+    return here or fetch_once(ssh, found.files[0], target, on_progress=on_progress), here is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +209,7 @@ def bring_extras(
     artifacts_dir: Path,
     *,
     skip: frozenset[str] = frozenset(),
+    should_stop: Callable[[], None],
     on_progress: Callable[[Progress], None],
 ) -> Extras:
     """Copy everything that matches `patterns` to ``artifacts_dir/extra/<path under out>``, one by one."""
@@ -167,6 +220,7 @@ def bring_extras(
     problems = [f"{entry.path}: {entry.why}" for entry in found.rejected]
     changed = False
     for remote in found.files:
+        should_stop()
         if remote.path in skip:
             continue
         target = artifacts_dir / EXTRA_DIR / safe_relative(remote.relative)

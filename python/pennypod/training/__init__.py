@@ -6,11 +6,10 @@ go. One session streams frames from onpod/watch_log.py; when it breaks, another 
 
 from pennypod.training.frames import SESSION, Frame, look
 from pennypod.training.launching import Launched, launch, would_launch
-from pennypod.training.log import LOG_NAME, Epoch, parse_epoch
+from pennypod.training.log import Epoch, parse_epoch
 from pennypod.training.watching import TrainingResult, WatchPlan, watch
 
 __all__ = [
-    "LOG_NAME",
     "SESSION",
     "Epoch",
     "Frame",

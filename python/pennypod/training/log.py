@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import BinaryIO
 
-LOG_NAME = "train.log"
 TAIL_LINES = 20
 PROOF_BYTES = 4096  # watch_log.py compares as many
 

@@ -1,0 +1,112 @@
+"""What the modules that work on a pod share: how to reach it, when to stop, how to show progress. Floor 2."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pennypod.errors import FencedError, PennypodError
+from pennypod.ledger import Ledger, open_ledger
+from pennypod.ssh import Ssh, SshTarget, control_path
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from pennypod.clock import Clock
+    from pennypod.events import Events
+    from pennypod.settings import Settings
+    from pennypod.transfer import Progress
+
+# The options of every module that works on a pod, next to its own.
+POD_OPTIONS: dict[str, Any] = {
+    "run": {"type": "str", "required": True},
+    "host": {"type": "str", "required": True},
+    "port": {"type": "int", "default": 22},
+    "user": {"type": "str", "default": "root"},
+    "key_file": {"type": "path", "required": True},
+    "known_hosts": {"type": "path", "required": True},
+    "pod_home": {"type": "str", "default": "/root/pennypod"},
+}
+ASK_EVERY_S = 1.0
+SHOW_EVERY_S = 1.0
+
+
+def connect(options: Mapping[str, Any]) -> Ssh:
+    """SSH to the pod that POD_OPTIONS name, over a connection that later tasks share."""
+    key_file = Path(options["key_file"])
+    return Ssh(
+        SshTarget(
+            host=options["host"],
+            port=options["port"],
+            user=options["user"],
+            key_file=key_file,
+            known_hosts=Path(options["known_hosts"]),
+            control_path=control_path(options["host"], options["port"], options["user"], key_file),
+        )
+    )
+
+
+class Fence:
+    """Asks the ledger whether the run is still ours, at most once a second however often it is called.
+
+    A ledger that cannot be asked just now (busy, a database that restarts) is no reason to give a training up: only its
+    plain word is. `problem` then says what was wrong last.
+    """
+
+    def __init__(self, settings: Settings, run: str, clock: Clock) -> None:
+        self._settings = settings
+        self._run = run
+        self._clock = clock
+        self._asked_at = float("-inf")
+        self._opened: Ledger | None = None
+        self.problem = ""
+
+    def __call__(self) -> None:
+        """Raises FencedError when the run was taken away or closed."""
+        now = self._clock.now()
+        if 0 <= now - self._asked_at < ASK_EVERY_S:
+            return
+        self._asked_at = now
+        try:
+            self._ledger().raise_if_fenced(self._run)
+        except FencedError:
+            raise
+        except PennypodError as exc:
+            self.problem = exc.message
+        else:
+            self.problem = ""
+
+    def deadline(self) -> float | None:
+        """When the run's pod is destroyed whatever it does, in Unix seconds; None when the ledger cannot say."""
+        try:
+            return self._ledger().run(self._run).deadline
+        except PennypodError as exc:
+            self.problem = exc.message
+            return None
+
+    def _ledger(self) -> Ledger:
+        self._opened = self._opened or open_ledger(self._settings)
+        return self._opened
+
+
+def show_bytes(
+    events: Events, stage: str, what: str, clock: Clock, should_stop: Callable[[], None]
+) -> Callable[[Progress], None]:
+    """A progress callback that shows bytes and rate once a second and lets `should_stop` end the transfer."""
+    shown_at = clock.now()
+
+    def on_progress(progress: Progress) -> None:
+        nonlocal shown_at
+        should_stop()
+        if clock.now() - shown_at < SHOW_EVERY_S:
+            return
+        shown_at = clock.now()
+        events.emit(
+            stage,
+            f"{what}: {progress.bytes_done / 1e6:.1f} of {progress.bytes_total / 1e6:.1f} MB",
+            bytes=progress.bytes_done,
+            total_bytes=progress.bytes_total,
+            rate_bytes_per_s=round(progress.rate_bytes_per_s),
+        )
+
+    return on_progress
