@@ -9,6 +9,7 @@ short_description: Stage times of runs, for the ledger
 description:
   - A stage begins with the first task of the role of that name for a host, and ends when that host enters another role
     or the play ends. The stages V(plan), V(rent) and V(gate) are recorded by the code that rents.
+  - What a role does before the role C(pod) has begun for a host is preparation on this machine, and belongs to the plan.
   - Only hosts that are runs of the ledger are looked at.
   - Whatever goes wrong here is a warning. It never fails a play.
 author:
@@ -35,6 +36,7 @@ class CallbackModule(CallbackBase):
     def __init__(self) -> None:
         super().__init__()
         self._stage_of: dict[str, str] = {}  # host -> the stage it is in
+        self._planned: set[str] = set()  # hosts whose role pod has begun
         self._not_runs: set[str] = set()
         self._warned = False
 
@@ -42,7 +44,9 @@ class CallbackModule(CallbackBase):
         name = host.get_name()
         role = task._role.get_name() if task._role is not None else ""
         before = self._stage_of.get(name)
-        stage = role if role in STAGES_OF_ROLES else None
+        if role == "pod":
+            self._planned.add(name)
+        stage = role if role in STAGES_OF_ROLES and (name in self._planned or role == "teardown") else None
         if stage == before or name in self._not_runs:
             return
         if stage is None:

@@ -91,6 +91,7 @@ failure:
 """
 
 import contextlib
+import os
 import secrets
 from pathlib import Path
 from typing import Any
@@ -141,7 +142,7 @@ def _open(module: AnsibleModule, ledger: Ledger) -> dict[str, Any]:
         raise InputError("which job? say -e job=NAME; `ls group_vars/job_*.yml` shows them")
     for job in jobs:
         load_job(Path(options["jobs_dir"]), job)
-    root = Path(options["artifacts_root"]).absolute()
+    root = Path(os.path.abspath(options["artifacts_root"]))
     now = SystemClock().now()
     runs = []
     for job in jobs:

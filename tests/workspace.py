@@ -30,8 +30,8 @@ pod_boot_minutes: 1
 pod_train_minutes: 2
 pod_smoke_minutes: 1
 pod_allow_no_torch: true
-dataset_path: "{{ dataset | default(inventory_dir ~ '/data/tiny', true) }}"
-dataset_code: "{{ inventory_dir }}/code"
+dataset_path: "{{ dataset | default(pennypod_root ~ '/data/tiny', true) }}"
+dataset_code: "{{ pennypod_root }}/code"
 training_command: sh "$PENNYPOD_CODE/train.sh" {{ tiny_epochs | default(2) }} {{ tiny_exit | default(0) }}
 training_stall_minutes: 2
 weights_patterns: ["**/best.npz"]

@@ -102,8 +102,8 @@ def summary(document: dict[str, Any], *, closing: bool = True) -> RenderableType
     lines: list[RenderableType] = [table, Text()]
     if document["outcome"] not in (Outcome.SUCCEEDED, "running") and document["reason"]:
         lines.append(Text(f"reason      {document['reason']}", style="red"))
-    failed = [attempt for attempt in document["attempts"] if attempt["outcome"] not in ("ready", "succeeded")]
-    for attempt in failed:
+    lost = [attempt for attempt in document["attempts"] if attempt["outcome"] not in ("ready", "done")]
+    for attempt in lost:
         lines.append(Text(f"attempt     {attempt['provider']}/{attempt['machine_id']}: {attempt['reason']}"))
     if document["gpu"]:
         lines.append(
