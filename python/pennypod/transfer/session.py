@@ -23,7 +23,7 @@ SCRIPT = Path(__file__).parent.parent / "onpod" / "manifest.py"
 MARK = "pennypod-manifest-1"
 # Without a byte in either direction for this long the line counts as broken; hashing on the pod says a line per second.
 STALL_S = 120.0
-MAX_NOISE_BYTES = 1 << 20
+MAX_NOISE_BYTES = 1 << 17
 RC_LINE_BROKE = 4  # manifest.py met the end of its input in the middle
 
 

@@ -1,0 +1,44 @@
+"""A pod that is a folder of this machine: what ssh would run there runs here, in a shell, with the same pipes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from pennypod.errors import SshError
+from pennypod.ssh import Ssh, SshTarget
+
+
+class FolderSsh(Ssh):
+    """`python` stands in for the pod's python3; `before` is shell text that runs first, such as a noisy login shell."""
+
+    def __init__(self, *, python: str = sys.executable, before: str = "") -> None:
+        super().__init__(SshTarget("folder", 22, "nobody", Path("/nonexistent"), Path("/nonexistent")))
+        self.python = python
+        self.before = before
+        self.conversations = 0
+
+    def popen(self, remote: str) -> subprocess.Popen[bytes]:
+        self.conversations += 1
+        remote = remote.replace("exec python3", f"exec {self.python}")
+        return subprocess.Popen(
+            ["sh", "-c", self.before + remote],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={"PATH": "/usr/bin:/bin", "LC_ALL": "C"},
+        )
+
+    def error(self, why: str, **details: object) -> SshError:
+        return SshError(f"folder: {why}", **details)
+
+
+def contents(root: Path) -> dict[bytes, bytes | None]:
+    """Every name under `root` as bytes, with a file's content; folders have None. Links count as what they are not."""
+    found: dict[bytes, bytes | None] = {}
+    for path in sorted(root.rglob("*")):
+        name = bytes(path.relative_to(root))
+        assert not path.is_symlink(), path
+        found[name] = None if path.is_dir() else path.read_bytes()
+    return found
