@@ -345,7 +345,7 @@ def decide_pin(mode: str, torch_version: str | None, imports: dict[str, dict[str
     broken = sorted(name for name, result in imports.items() if result["kind"] == "numpy1")
     if broken:
         return True, "%s built against numpy 1" % (", ".join(broken) + (" was" if len(broken) == 1 else " were"))
-    return False, "nothing here needs numpy 1"
+    return False, "whatever was tried works with it"
 
 
 # --- shared libraries, packages --------------------------------------------------------------------------------------
