@@ -37,6 +37,10 @@ class CuttingProxy:
         for one in self._open:
             _end(one)
 
+    def limit(self, *, up: int | None = None, down: int | None = None) -> None:
+        """Other limits for the connections that come from now on."""
+        self._limits = {"up": up, "down": down}
+
     def _serve(self) -> None:
         while True:
             try:
