@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import subprocess
@@ -23,6 +24,7 @@ SCRIPT = Path(__file__).parent.parent / "onpod" / "manifest.py"
 MARK = "pennypod-manifest-1"
 # Without a byte in either direction for this long the line counts as broken; hashing on the pod says a line per second.
 STALL_S = 120.0
+PIPE_BYTES = 1 << 20
 MAX_NOISE_BYTES = 1 << 17
 RC_LINE_BROKE = 4  # manifest.py met the end of its input in the middle
 
@@ -90,6 +92,8 @@ class Session:
         assert self._process.stdout is not None
         self._stdin = self._process.stdin.fileno()
         self._stdout = self._process.stdout
+        with contextlib.suppress(OSError):  # lets reading here and encrypting there go on side by side
+            fcntl.fcntl(self._stdin, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         self._moved_at = time.monotonic()
         self._closed = threading.Event()
         self._stall_s = stall_s

@@ -82,6 +82,7 @@ class _Attempt:
     changed: list[str] = field(default_factory=list)  # sources that were not the same before and after reading
     bad: list[str] = field(default_factory=list)  # files that the pod does not have as they were sent
     removed: int = 0
+    now: UploadPlan | None = None  # the source after the last byte was sent
 
 
 class _Hashes:
@@ -195,7 +196,8 @@ class _Upload:
                 self.meter.show()  # a caller that wants to stop says so from its callback
                 self.clock.sleep(min(0.5 * 2 ** (strikes - 1), 8.0))
                 continue
-            if not self._again(attempt):
+            assert attempt.now is not None
+            if not self._again(attempt, attempt.now):
                 break
             rounds += 1
             if rounds >= MAX_ROUNDS:
@@ -214,12 +216,14 @@ class _Upload:
             made_directories=first.missing_dirs,
         )
 
-    def _again(self, attempt: _Attempt) -> bool:
-        """Whether another round is due, with the plan brought up to date. A file that is gone ends it all."""
+    def _look_again(self) -> UploadPlan:
         try:
-            now = self.plan.rescan()
+            return self.plan.rescan()
         except (InputError, OSError) as exc:
             raise SourceChangedError(f"the source changed while it was sent: {exc}") from exc
+
+    def _again(self, attempt: _Attempt, now: UploadPlan) -> bool:
+        """Whether another round is due, with the plan brought up to date. A file that is gone ends it all."""
         for before, after in zip(self.plan.parts, now.parts, strict=True):
             there = {file.path for file in after.files}
             for file in before.files:
@@ -260,6 +264,7 @@ class _Upload:
             session.tell({"send": todo, "bytes": sum(-(-size // FS_BLOCK) * FS_BLOCK for size in sizes)})
             sent = [self._send(session, part, numbers, attempt) for part, numbers in zip(parts, todo, strict=True)]
             session.tell({"sha256": sent})
+            attempt.now = self._look_again()  # while the pod looks at what it has
             answer = session.message()
         attempt.removed = int(answer["removed"])
         attempt.bad = [
