@@ -138,11 +138,11 @@ def check_device_nodes(options: Options, _state: dict[str, Any]) -> str:
     if not nodes:
         raise CheckError("no /dev/nvidia0 or any other GPU node: the machine gave this pod no GPU")
     # A GPU at a node other than 0 is normal on a shared machine; one that cannot be opened is not.
-    for node in nodes:
-        try:
+    try:
+        for node in nodes:
             os.close(os.open(node, os.O_RDWR | os.O_CLOEXEC))
-        except OSError as exc:
-            raise CheckError(f"{node} cannot be opened: {exc.strerror}; present: {' '.join(nodes)}") from exc
+    except OSError as exc:
+        raise CheckError(f"{exc.filename} cannot be opened: {exc.strerror}; present: {' '.join(nodes)}") from exc
     return " ".join(nodes)
 
 
