@@ -86,7 +86,7 @@ def limits_refused(argv: Sequence[str]) -> Completed:
 
 @pytest.fixture
 def both_runtimes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engines.shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(engines.shutil, "which", lambda name, path=None: f"/usr/bin/{name}")
 
 
 @pytest.mark.usefixtures("both_runtimes")

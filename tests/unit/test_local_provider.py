@@ -327,9 +327,11 @@ def test_without_a_driver_this_host_is_a_cpu(tmp_path: Path, monkeypatch: pytest
 
 
 def test_link_speed_is_only_told_where_the_kernel_knows_it(tmp_path: Path) -> None:
-    for name, text in (("lo", ""), ("eth0", "-1\n"), ("eth1", "1000\n")):
+    for name, text in (("lo", ""), ("eth0", "-1\n"), ("eth1", "1000\n"), ("podman0", "10000\n")):
         (tmp_path / name).mkdir()
         (tmp_path / name / "speed").write_text(text)
+        if name.startswith("eth"):
+            (tmp_path / name / "device").mkdir()
     assert module._link_mbps(tmp_path) == 1000
     (tmp_path / "eth1" / "speed").write_text("-1\n")
     assert module._link_mbps(tmp_path) is None

@@ -363,7 +363,7 @@ def probe_flags(
 ) -> tuple[str, ...]:
     """The first flag variant under which a throw-away container really runs. Raises EngineError when none does."""
     if variants is None:
-        installed = [name for name in ("runc", "crun") if shutil.which(name)]
+        installed = [name for name in ("runc", "crun") if shutil.which(name, path=_program_path())]
         variants = flag_variants(
             engine, nofile=_hard_limit(resource.RLIMIT_NOFILE), nproc=_process_limit(), installed=installed
         )
@@ -391,6 +391,11 @@ def probe_flags(
     raise EngineError(
         f"{engine.kind} {engine.version} starts no container: {seen[0] if seen else 'no variant'}", tried=seen
     )
+
+
+def _program_path() -> str:
+    """A plain user's PATH often lacks the folders where runtimes lie."""
+    return os.pathsep.join([os.environ.get("PATH", ""), "/usr/local/sbin", "/usr/sbin", "/sbin"])
 
 
 def probe_program() -> bytes | None:

@@ -334,9 +334,12 @@ def _env_names(env: Mapping[str, str]) -> list[str]:
 
 
 def _link_mbps(root: Path = Path("/sys/class/net")) -> float | None:
-    """The fastest link the kernel knows the speed of; None where it does not (most virtual machines)."""
+    """The fastest real link the kernel knows the speed of; None where it does not (most virtual machines).
+
+    Only a real interface has a device: a container engine's bridge claims 10 Gbit/s out of thin air.
+    """
     speeds = []
-    for file in root.glob("*/speed"):
+    for file in (device.with_name("speed") for device in root.glob("*/device")):
         with suppress(OSError, ValueError):
             speeds.append(float(file.read_text()))
     best = max(speeds, default=0.0)
