@@ -1,0 +1,98 @@
+"""What every command shares: state folder, ledger, providers, output. Floor 3.
+
+The heavy parts are imported when a command asks for them, so that `--help` answers at once.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pennypod.settings import Settings, load_settings
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from pennypod.clock import Clock
+    from pennypod.ledger import Ledger
+    from pennypod.providers.base import Provider
+
+OK, FAILED, USAGE, MAY_STILL_BILL = 0, 1, 2, 3
+_WIDTH_WITHOUT_TERMINAL = 180
+
+
+class App:
+    """One invocation. Tests pass their own clock and providers."""
+
+    def __init__(
+        self,
+        settings: Settings | None = None,
+        clock: Clock | None = None,
+        providers: Callable[[Settings], Mapping[str, Provider]] | None = None,
+    ) -> None:
+        self.settings = settings or load_settings()
+        self._clock = clock
+        self._make_providers = providers
+
+    @cached_property
+    def clock(self) -> Clock:
+        from pennypod.clock import SystemClock
+
+        return self._clock or SystemClock()
+
+    @cached_property
+    def ledger(self) -> Ledger:
+        from pennypod.ledger import open_ledger
+
+        return open_ledger(self.settings)
+
+    @cached_property
+    def providers(self) -> Mapping[str, Provider]:
+        """Every provider at which something of ours may exist."""
+        from pennypod.providers.registry import all_providers
+
+        return (self._make_providers or all_providers)(self.settings)
+
+    @property
+    def has_own_providers(self) -> bool:
+        return self._make_providers is not None
+
+    @property
+    def out(self) -> Console:
+        """Tables are as wide as the terminal, and wide enough for every column where there is none."""
+        from rich.console import Console
+
+        width = None if sys.stdout.isatty() else _WIDTH_WITHOUT_TERMINAL
+        return Console(width=width, highlight=False, markup=False)
+
+    def print_json(self, document: Any) -> None:
+        click.echo(json.dumps(document, indent=2))
+
+    def say(self, text: str) -> None:
+        """A remark for people: on stderr, so that stdout stays what was asked for."""
+        click.echo(text, err=True)
+
+    def last_words(self) -> None:
+        """Whatever the command was about: what may still be billing is said last."""
+        if "ledger" not in self.__dict__:
+            return
+        from pennypod.errors import PennypodError
+        from pennypod.report import still_billing_line
+
+        try:
+            text = still_billing_line(self.ledger.pending_attempts(), self.clock.now())
+        except PennypodError:
+            return  # the command itself has met this error
+        finally:
+            self.ledger.close()
+        if text:
+            self.say(text)
+
+
+pass_app = click.make_pass_decorator(App, ensure=True)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")

@@ -1,0 +1,181 @@
+"""`pennypod offers`: what a job would be rented on, and what it may cost. Floor 3. Rents nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import yaml
+
+import pennypod
+from pennypod.cli.app import App, json_option, pass_app
+from pennypod.errors import InputError
+from pennypod.model.money import usd_to_micros
+from pennypod.model.offer import Need
+
+if TYPE_CHECKING:
+    from pennypod.market import Estimate
+    from pennypod.planning import Limits
+
+
+@click.command()
+@click.option("-j", "--job", required=True, metavar="JOB", help="A job: group_vars/job_JOB.yml.")
+@click.option("--provider", default="auto", show_default=True, help="auto, or one provider.")
+@click.option("--smoke", is_flag=True, help="Plan the job's smoke training.")
+@click.option("--max-cost-usd", type=float, metavar="USD", help="Cap on the worst case of the whole run.")
+@click.option("--max-price-usd-per-h", type=float, metavar="USD", help="Cap on the hourly price.")
+@click.option(
+    "--root", type=click.Path(exists=True, file_okay=False, path_type=Path), help="The repository; found by itself."
+)
+@json_option
+@pass_app
+def offers(
+    app: App,
+    job: str,
+    provider: str,
+    smoke: bool,
+    max_cost_usd: float | None,
+    max_price_usd_per_h: float | None,
+    root: Path | None,
+    as_json: bool,
+) -> None:
+    """Rank what could be rented for JOB now, with the worst-case cost. Rents nothing.
+
+    Reads the job file and the role's defaults as they stand. Values that are Jinja templates are left at their default:
+    ansible-playbook train.yml -e job=JOB -e plan_only=true plans with those too.
+    """
+    from pennypod.planning import make_plan, plan_document
+
+    variables, templated = job_variables(root or find_root(), job)
+    caps = {"pod_max_cost_usd": max_cost_usd, "pod_max_price_usd_per_h": max_price_usd_per_h}
+    variables |= {name: value for name, value in caps.items() if value is not None}
+    need, estimate, limits = _wishes(variables, smoke)
+    chosen, note = _providers(app, provider)
+    plan = plan_document(make_plan(chosen, need, estimate, limits, app.ledger.quarantined(app.clock.now())))
+    plan["notes"] = [*([note] if note else []), *plan["notes"]]
+    if templated:
+        plan["notes"].append(f"templates, taken at their default: {', '.join(templated)}")
+    if as_json:
+        app.print_json(plan)
+    else:
+        _print(app, plan)
+
+
+def _providers(app: App, wanted: str) -> tuple[dict[str, Any], str]:
+    from pennypod.providers.registry import AUTO, select_providers
+
+    if app.has_own_providers:
+        own = dict(app.providers)
+        return (own if wanted == AUTO else {wanted: own[wanted]}), ""
+    return select_providers(wanted, app.settings)
+
+
+def find_root() -> Path:
+    """The repository: the folder we are in, else the one this package is installed from."""
+    for folder in (Path.cwd(), Path(pennypod.__file__).resolve().parents[2]):
+        if (folder / "group_vars").is_dir() and (folder / "roles").is_dir():
+            return folder
+    raise InputError("no group_vars/ here: run this from the repository, or name it with --root")
+
+
+def job_variables(root: Path, job: str) -> tuple[dict[str, Any], list[str]]:
+    """The job's `pod_*` variables as Ansible would rank their sources, and the names of those that are templates."""
+    from pennypod.jobs import load_job
+
+    merged: dict[str, Any] = {}
+    templated: set[str] = set()
+    own = load_job(root / "group_vars", job)
+    for source in (_load(root / "roles/pod/defaults/main.yml"), _load(root / "group_vars/all.yml"), own):
+        for name, value in source.items():
+            if not name.startswith("pod_"):
+                continue
+            if "{{" in str(value):
+                templated.add(name)
+                continue
+            merged[name] = value
+            templated.discard(name)
+    # The defaults are templates only where a playbook input may set them, and those inputs are options here.
+    return merged, sorted(name for name in templated if name in own)
+
+
+def _load(path: Path) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, yaml.YAMLError) as exc:
+        raise InputError(f"{path} cannot be read: {' '.join(str(exc).split())}") from exc
+    return content if isinstance(content, dict) else {}
+
+
+def _wishes(variables: dict[str, Any], smoke: bool) -> tuple[Need, Estimate, Limits]:
+    from pennypod.market import DEFAULT_BUDGET_FACTOR, Estimate
+    from pennypod.planning import Limits
+
+    def value(name: str, default: Any = None) -> Any:
+        found = variables.get(f"pod_{name}")
+        return default if found is None else found
+
+    def micros(name: str) -> int | None:
+        return None if value(name) is None else usd_to_micros(value(name))
+
+    try:
+        minutes = float(value("smoke_minutes", 5) if smoke else value("train_minutes", 60))
+        need = Need(
+            gpu=_names(value("gpu", ())),
+            gpu_count=int(value("gpu_count", 1)),
+            gpu_ram_gb=value("gpu_ram_gb"),
+            reliability=value("reliability"),
+            inet_down_mbps=value("inet_down_mbps"),
+            inet_up_mbps=value("inet_up_mbps"),
+            disk_gb=float(value("disk_gb", 20)),
+            cuda_min=value("cuda_min"),
+            region=_names(value("region", ())),
+            secure=bool(value("secure", False)),
+            max_price_micros_per_h=micros("max_price_usd_per_h"),
+        )
+        estimate = Estimate(
+            boot_s=float(value("boot_minutes", 3)) * 60,
+            train_s=minutes * 60,
+            upload_bytes=int(value("upload_bytes", 0)),
+            fetch_bytes=int(value("fetch_bytes", 0)),
+        )
+        limits = Limits(
+            budget_factor=float(value("budget_factor", DEFAULT_BUDGET_FACTOR)),
+            max_attempts=int(value("max_attempts", 5)),
+            max_cost_micros=micros("max_cost_usd"),
+            allow_community=bool(value("allow_community", False)),
+        )
+    except (TypeError, ValueError) as exc:
+        raise InputError(f"the job file holds a value that is no number: {exc}") from exc
+    return need, estimate, limits
+
+
+def _names(value: Any) -> tuple[str, ...]:
+    return (value,) if isinstance(value, str) else tuple(str(item) for item in value)
+
+
+def _print(app: App, plan: dict[str, Any]) -> None:
+    from rich.table import Table
+
+    table = Table(show_edge=False, pad_edge=False)
+    for name in ("", "gpu", "provider", "machine", "$/h", "minutes", "expected", "worst case"):
+        table.add_column(name, justify="left" if name in ("gpu", "provider", "machine") else "right")
+    for rung, offer in enumerate(plan["offers"], start=1):
+        table.add_row(
+            str(rung),
+            f"{offer['gpu_count']}x {offer['gpu']}",
+            offer["provider"],
+            offer["machine_id"],
+            f"${offer['price_usd_per_h']:.4f}",
+            f"{offer['expected_s'] / 60:.1f}",
+            f"${offer['expected_usd']:.4f}",
+            f"${offer['worst_case_usd']:.4f}",
+        )
+    app.out.print(table)
+    for note in plan["notes"]:
+        click.echo(f"note: {note}")
+    click.echo(
+        f"worst case ${plan['worst_case_usd']:.4f}: the pod ends after {plan['deadline_s'] / 60:.1f} min in any case"
+    )

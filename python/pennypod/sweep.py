@@ -1,0 +1,208 @@
+"""Ring 2: ends what has outlived the deadline in its own name. Floor 2: providers and ledger are passed in.
+
+Needs no local state: any machine with the provider's key can sweep, with an empty ledger. Where the ledger does know
+the pod, the end is recorded there. Only pods whose name is a lease of ours are ever touched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from pennypod.clock import Clock
+from pennypod.errors import FencedError, InputError, PennypodError, ProviderError
+from pennypod.ledger import AttemptRecord, AttemptState, Ledger, Outcome
+from pennypod.model.ids import Lease, parse_lease
+from pennypod.model.money import cost_micros, micros_to_usd
+from pennypod.model.pod import Pod
+from pennypod.providers.base import Provider
+from pennypod.rental import Rental, ours
+from pennypod.report import write_results
+
+DEADLINE_PASSED = "the deadline passed"
+WOULD_DESTROY = "would destroy"
+DESTROYED = "destroyed"
+NEVER_EXISTED = "never existed"
+UNPROVEN = "not proven gone"
+
+Report = Callable[..., None]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Something whose end is due: a listed pod, an attempt of the ledger, or both for the same lease."""
+
+    provider: str
+    lease: Lease
+    pod: Pod | None
+    attempt: AttemptRecord | None
+    reason: str = ""
+
+    @property
+    def pod_id(self) -> str | None:
+        return self.pod.pod_id if self.pod is not None else (self.attempt.pod_id if self.attempt is not None else None)
+
+
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """What became of one target. `error` is why it is not proven gone."""
+
+    target: Target
+    action: str
+    usd: float
+    error: str = ""
+
+    def as_document(self) -> dict[str, Any]:
+        target = self.target
+        return {
+            "provider": target.provider,
+            "pod_id": target.pod_id,
+            "pod_name": target.lease.name,
+            "run": target.lease.run,
+            "deadline": target.lease.deadline,
+            "reason": target.reason,
+            "action": self.action,
+            "cost_usd": self.usd,
+            "error": self.error or None,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What there is: `due` must end, `kept` is ours and within its time, `unlisted` names who could not be asked."""
+
+    due: list[Target] = field(default_factory=list)
+    kept: list[Target] = field(default_factory=list)
+    unlisted: dict[str, str] = field(default_factory=dict)
+
+
+def survey(providers: Mapping[str, Provider], ledger: Ledger, judged_at: float) -> Survey:
+    """Judge every deadline as of `judged_at`. A provider that cannot be listed is told, and hides no other one."""
+    found = Survey()
+    seen: set[str] = set()
+    for name, provider in providers.items():
+        try:
+            listed = ours(provider.pods())
+        except PennypodError as exc:
+            found.unlisted[name] = str(exc)
+            continue
+        for pod, lease in listed:
+            seen.add(lease.name)
+            _judge(found, Target(name, lease, pod, _attempt_of(lease, ledger)), judged_at)
+    for attempt in ledger.pending_attempts():
+        lease_on_record = parse_lease(attempt.lease_name)
+        if lease_on_record is None or attempt.lease_name in seen or attempt.provider in found.unlisted:
+            continue
+        if attempt.provider in providers:
+            _judge(found, Target(attempt.provider, lease_on_record, None, attempt), judged_at)
+        else:
+            found.unlisted[attempt.provider] = "it is not configured here, and the ledger has an unproven pod of it"
+    return found
+
+
+def _judge(found: Survey, target: Target, judged_at: float) -> None:
+    reason = _why_due(target, judged_at)
+    if reason is None:
+        found.kept.append(target)
+    else:
+        found.due.append(replace(target, reason=reason))
+
+
+def _attempt_of(lease: Lease, ledger: Ledger) -> AttemptRecord | None:
+    return next((attempt for attempt in ledger.attempts(lease.run) if attempt.lease_name == lease.name), None)
+
+
+def _why_due(target: Target, judged_at: float) -> str | None:
+    attempt = target.attempt
+    if judged_at > target.lease.deadline:
+        return DEADLINE_PASSED
+    if attempt is not None and attempt.state is AttemptState.DESTROYING:
+        return attempt.reason or "its end was asked for and not proven"
+    if attempt is not None and attempt.final:
+        return "the ledger says that it is over, yet it is listed"
+    return None
+
+
+def sweep(
+    found: Survey,
+    providers: Mapping[str, Provider],
+    ledger: Ledger,
+    clock: Clock,
+    *,
+    dry_run: bool,
+    report: Report,
+    patience_s: float = 120.0,
+) -> list[Swept]:
+    """End every due target; `dry_run` takes the same way up to the destroying itself."""
+    rental = Rental(providers, ledger, clock)
+    swept = []
+    if not dry_run:
+        _ask_all(found, providers, ledger, clock.now())
+    for target in found.due:
+        if dry_run:
+            swept.append(Swept(target, WOULD_DESTROY, _cost(target, clock.now())))
+            continue
+        try:
+            existed = _end(target, rental, providers[target.provider], ledger, report, patience_s)
+            if target.reason == DEADLINE_PASSED:
+                _close(target.lease.run, ledger, clock.now())
+        except PennypodError as exc:
+            swept.append(Swept(target, UNPROVEN, _cost(target, clock.now()), str(exc)))
+        else:
+            action = DESTROYED if existed else NEVER_EXISTED
+            ended = replace(target, attempt=_attempt_of(target.lease, ledger))
+            swept.append(Swept(ended, action, _cost(ended, clock.now()) if existed else 0.0))
+    return swept
+
+
+def _ask_all(found: Survey, providers: Mapping[str, Provider], ledger: Ledger, now: float) -> None:
+    """Ask for every end before any is waited for: proofs take time, and the last pod in the row bills meanwhile."""
+    for target in found.due:
+        attempt, pod = target.attempt, target.pod
+        if attempt is not None and not attempt.final:
+            if target.reason == DEADLINE_PASSED:
+                # Whoever still works on the run must not rent again: its time is over.
+                ledger.fence(attempt.run, target.reason)
+            if pod is not None and attempt.pod_id is None:
+                with contextlib.suppress(FencedError):  # its renter has just written the id itself
+                    ledger.record_pod(attempt.id, pod.pod_id, now)
+        if pod is not None:
+            with contextlib.suppress(ProviderError):  # asked again, and told, where it is waited for
+                providers[target.provider].destroy(pod.pod_id)
+
+
+def _end(target: Target, rental: Rental, provider: Provider, ledger: Ledger, report: Report, patience_s: float) -> bool:
+    """Destroy and prove it. Returns whether there was a pod at all."""
+    attempt, pod, name = _attempt_of(target.lease, ledger), target.pod, target.lease.name
+    existed = pod is not None
+    if attempt is not None and not attempt.final:
+        receipt = rental.destroy(
+            attempt, outcome="cancelled", reason=target.reason, report=report, patience_s=patience_s
+        )
+        existed = existed or receipt is not None
+        if pod is None or (receipt is not None and receipt.get("pod_id") == pod.pod_id):
+            return existed
+    if pod is not None:
+        # No attempt of ours is open for it: the ledger is another one, or was wrong about this pod.
+        rental.prove_gone(provider, pod.pod_id, name, patience_s=patience_s)
+    return existed
+
+
+def _close(run: str, ledger: Ledger, now: float) -> None:
+    """The run has nothing left and no time left: say so, unless this ledger does not know it."""
+    with contextlib.suppress(InputError):
+        ledger.run(run)
+        done = all(attempt.final for attempt in ledger.attempts(run))
+        if done and ledger.close_run(run, Outcome.CANCELLED, DEADLINE_PASSED, now):
+            with contextlib.suppress(OSError):  # the artifacts may lie on another machine
+                write_results(ledger, run, now)
+
+
+def _cost(target: Target, now: float) -> float:
+    if target.attempt is not None:
+        return micros_to_usd(target.attempt.cost_micros(now))
+    if target.pod is None:
+        return 0.0
+    return micros_to_usd(cost_micros(target.pod.price_micros_per_h, max(0.0, now - target.pod.created)))

@@ -1,0 +1,261 @@
+"""The sweep: ends what is past its deadline, touches nothing else, and never takes silence for absence."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fakes import ADDRESS, FakeClock, FakeProvider, offer
+from hypothesis import given
+from hypothesis import strategies as st
+from pennypod.errors import ProviderError, TransientError
+from pennypod.ledger import AttemptState, Outcome, RunRecord, open_ledger
+from pennypod.model.ids import Lease
+from pennypod.model.pod import Pod, PodState
+from pennypod.settings import Settings
+from pennypod.sweep import DESTROYED, NEVER_EXISTED, UNPROVEN, WOULD_DESTROY, Survey, Swept, survey, sweep
+
+RUN = "demo-1201-abcde"
+OTHER = "demo-1201-fghij"
+
+
+def quiet(*_args: object, **_numbers: object) -> None:
+    return None
+
+
+class World:
+    def __init__(self, tmp_path: Path) -> None:
+        self.clock = FakeClock()
+        self.start = self.clock.now()
+        self.provider = FakeProvider(self.clock)
+        self.providers: dict[str, Any] = {"fake": self.provider}
+        self.artifacts = tmp_path / "artifacts"
+        self.ledger = open_ledger(Settings(home=tmp_path, database_url=f"sqlite:///{tmp_path / 'ledger.sqlite3'}"))
+
+    def lease(self, run: str = RUN, in_s: float = -10, attempt: int = 1) -> Lease:
+        return Lease(run, attempt, int(self.start + in_s), "aaaaa")
+
+    def pod(self, name: str, pod_id: str = "pod-1") -> str:
+        """A pod that is simply there, whatever the ledger says."""
+        self.provider.live[pod_id] = Pod(
+            provider="fake",
+            pod_id=pod_id,
+            name=name,
+            state=PodState.RUNNING,
+            created=self.start - 3600,
+            price_micros_per_h=360_000,
+            address=ADDRESS,
+        )
+        return pod_id
+
+    def rented(
+        self, in_s: float = -10, run: str = RUN, state: AttemptState = AttemptState.RENTED, seen: bool = True
+    ) -> int:
+        """An attempt of this ledger, with its pod unless `seen` is false."""
+        self.ledger.open_run(RunRecord(run, "demo", "1:1", self.start - 60, str(self.artifacts / run)))
+        lease = self.lease(run, in_s)
+        attempt = self.ledger.open_attempt(lease, offer(1), renter="1:1", at=self.start - 60)
+        pod_id = f"pod-{attempt.id}"
+        if state is not AttemptState.INTENT:
+            self.ledger.record_pod(attempt.id, pod_id, self.start - 59)
+        if state is AttemptState.DESTROYING:
+            self.ledger.record_destroying(attempt.id, "succeeded", "the run is over", self.start - 5)
+        if seen:
+            self.pod(lease.name, pod_id)
+        return attempt.id
+
+    def look(self, ahead_s: float = 0) -> Survey:
+        return survey(self.providers, self.ledger, self.clock.now() + ahead_s)
+
+    def sweep(self, *, dry_run: bool = False, ahead_s: float = 0) -> list[Swept]:
+        return sweep(
+            self.look(ahead_s), self.providers, self.ledger, self.clock, dry_run=dry_run, report=quiet, patience_s=20
+        )
+
+    def state(self, run: str = RUN) -> AttemptState:
+        return self.ledger.attempts(run)[-1].state
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+def test_an_overdue_pod_goes_with_an_empty_ledger_and_leaves_no_trace_there(world: World) -> None:
+    world.pod(world.lease().name)
+    (swept,) = world.sweep()
+    assert swept.action == DESTROYED
+    assert swept.target.reason == "the deadline passed"
+    assert swept.usd == pytest.approx(0.36, abs=0.01)
+    assert world.provider.live == {}
+    assert world.ledger.runs() == []
+
+
+def test_an_overdue_pod_of_this_ledger_gets_a_receipt_and_its_run_is_fenced_and_closed(world: World) -> None:
+    world.rented()
+    (swept,) = world.sweep()
+    assert swept.action == DESTROYED
+    assert world.provider.live == {}
+    (attempt,) = world.ledger.attempts(RUN)
+    assert attempt.state is AttemptState.GONE
+    assert attempt.receipt is not None
+    record = world.ledger.run(RUN)
+    assert (record.fenced_reason, record.outcome, record.reason) == (
+        "the deadline passed",
+        "cancelled",
+        "the deadline passed",
+    )
+    assert (world.artifacts / RUN / "run.json").exists()
+
+
+def test_the_deadline_second_itself_is_still_in_time(world: World) -> None:
+    world.pod(world.lease(in_s=100).name)
+    assert [t.lease.run for t in world.look(ahead_s=100).kept] == [RUN]
+    assert [t.lease.run for t in world.look(ahead_s=100.5).due] == [RUN]
+
+
+def test_now_judges_as_of_another_time(world: World) -> None:
+    world.rented(in_s=3600)
+    assert world.sweep() == []
+    assert world.sweep(ahead_s=3599) == []
+    assert [s.action for s in world.sweep(ahead_s=3601)] == [DESTROYED]
+
+
+@given(st.text(max_size=60))
+def test_no_name_but_a_lease_of_ours_is_ever_touched(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
+    world = World(tmp_path_factory.mktemp("sweep"))
+    name = world.lease().name
+    for number, foreign in enumerate((text, "pennypod-" + text, name + text + "-", "x" + name, name.upper())):
+        world.pod(foreign, f"foreign-{number}")
+    world.pod(name, "ours")
+    assert [s.target.pod_id for s in world.sweep(ahead_s=10**12)] == ["ours"]
+    assert len(world.provider.live) == 5
+
+
+def test_a_dry_run_looks_and_judges_and_destroys_nothing(world: World) -> None:
+    world.rented()
+    world.pod(world.lease(OTHER).name, "pod-9")
+    before = (dict(world.provider.live), world.ledger.attempts(RUN), world.ledger.run(RUN))
+    assert {(s.target.lease.run, s.action) for s in world.sweep(dry_run=True)} == {
+        (RUN, WOULD_DESTROY),
+        (OTHER, WOULD_DESTROY),
+    }
+    assert (dict(world.provider.live), world.ledger.attempts(RUN), world.ledger.run(RUN)) == before
+
+
+def test_a_stuck_destroy_is_tried_again_before_the_deadline_and_the_run_keeps_its_own_ending(world: World) -> None:
+    world.rented(in_s=600, state=AttemptState.DESTROYING)
+    (swept,) = world.sweep()
+    assert (swept.action, swept.target.reason) == (DESTROYED, "the run is over")
+    assert world.state() is AttemptState.GONE
+    # Whoever is just tearing the run down closes it, with the outcome that only it knows.
+    assert world.ledger.run(RUN).closed is None
+    assert world.ledger.run(RUN).fenced_reason is None
+
+
+@pytest.mark.parametrize(("in_s", "state"), [(600, AttemptState.DESTROYING), (-10, AttemptState.RENTED)])
+def test_an_attempt_that_no_listing_shows_is_proven_gone_too(world: World, in_s: float, state: AttemptState) -> None:
+    world.rented(in_s=in_s, state=state, seen=False)
+    assert [s.action for s in world.sweep()] == [DESTROYED]
+    assert world.state() is AttemptState.GONE
+
+
+def test_an_overdue_intent_whose_create_made_nothing_is_closed_as_that(world: World) -> None:
+    world.rented(state=AttemptState.INTENT, seen=False)
+    (swept,) = world.sweep()
+    assert (swept.action, swept.usd) == (NEVER_EXISTED, 0.0)
+    assert world.state() is AttemptState.NEVER
+    assert world.ledger.run(RUN).outcome == Outcome.CANCELLED
+
+
+def test_an_overdue_intent_whose_create_did_make_a_pod_is_found_by_its_name(world: World) -> None:
+    world.rented(state=AttemptState.INTENT)
+    assert [s.action for s in world.sweep()] == [DESTROYED]
+    assert world.provider.live == {}
+    assert world.state() is AttemptState.GONE
+
+
+def test_a_pod_that_the_ledger_holds_for_gone_is_not_left_to_bill(world: World) -> None:
+    attempt = world.rented(in_s=600)
+    world.ledger.record_gone(attempt, {"pod_id": "pod-1"}, world.start, 5)
+    (swept,) = world.sweep()
+    assert (swept.action, swept.target.reason) == (DESTROYED, "the ledger says that it is over, yet it is listed")
+    assert world.provider.live == {}
+    assert world.ledger.attempts(RUN)[0].receipt == {"pod_id": "pod-1"}
+
+
+def test_two_pods_under_one_lease_both_go(world: World) -> None:
+    world.rented()
+    world.pod(world.lease().name, "pod-twin")
+    assert {s.target.pod_id: s.action for s in world.sweep()} == {"pod-1": DESTROYED, "pod-twin": DESTROYED}
+    assert world.provider.live == {}
+    assert world.state() is AttemptState.GONE
+
+
+def test_every_end_is_asked_for_before_the_first_proof_is_waited_for(world: World) -> None:
+    for number in range(5):
+        world.pod(world.lease(f"demo-1201-{'abcde'[number]}aaaa").name, f"pod-{number}")
+    left: list[int] = []
+    world.clock.on_sleep = lambda: left.append(len(world.provider.live))
+    world.sweep()
+    assert left
+    assert set(left) == {0}
+
+
+def test_a_pod_that_will_not_go_stays_on_the_books_and_the_next_is_still_swept(world: World) -> None:
+    world.rented()
+    world.pod(world.lease(OTHER).name, "pod-9")
+    stubborn = world.provider.destroy
+
+    def destroy(pod_id: str) -> None:
+        if pod_id == "pod-9":
+            stubborn(pod_id)
+
+    world.provider.destroy = destroy  # type: ignore[method-assign]
+    actions = {s.target.lease.run: (s.action, bool(s.error)) for s in world.sweep()}
+    assert actions == {RUN: (UNPROVEN, True), OTHER: (DESTROYED, False)}
+    assert world.state() is AttemptState.DESTROYING
+    assert world.ledger.run(RUN).closed is None
+
+
+def test_a_listing_that_fails_is_told_and_hides_no_other_provider(world: World) -> None:
+    world.rented()  # at the provider that will not answer
+    other = FakeProvider(world.clock, "other")
+    other.live["pod-5"] = replace(world.provider.live["pod-1"], provider="other", name=world.lease(OTHER).name)
+    world.providers["other"] = other
+    world.provider.list_faults = [TransientError("HTTP 500")] * 99
+    found = world.look()
+    assert found.unlisted == {"fake": "HTTP 500"}
+    assert [(t.provider, t.lease.run) for t in found.due] == [("other", OTHER)]
+
+
+def test_an_unproven_pod_at_a_provider_that_is_not_configured_is_told(world: World) -> None:
+    world.rented()
+    world.providers.clear()
+    found = world.look()
+    assert found.due == []
+    assert "not configured here" in found.unlisted["fake"]
+
+
+def test_a_provider_that_refuses_one_destroy_does_not_stop_the_sweep(world: World) -> None:
+    world.pod(world.lease().name)
+    world.provider.destroy_faults = [ProviderError("busy"), None]
+    assert [s.action for s in world.sweep()] == [DESTROYED]
+
+
+def test_the_document_says_what_was_done(world: World) -> None:
+    world.rented()
+    (swept,) = world.sweep()
+    assert swept.as_document() == {
+        "provider": "fake",
+        "pod_id": "pod-1",
+        "pod_name": world.lease().name,
+        "run": RUN,
+        "deadline": world.lease().deadline,
+        "reason": "the deadline passed",
+        "action": DESTROYED,
+        "cost_usd": swept.usd,
+        "error": None,
+    }
