@@ -414,15 +414,19 @@ def weight_state(weight: dict[str, Any]) -> dict[str, Any]:
     state = {"path": path, "ok": False, "error": ""}
     try:
         size = os.path.getsize(path)
-        if weight.get("bytes") is not None and size != weight["bytes"]:
-            return dict(state, error="%d bytes instead of %d" % (size, weight["bytes"]))
         digest = hashlib.sha256()
         with open(path, "rb") as file:
             for block in iter(lambda: file.read(1 << 20), b""):
                 digest.update(block)
     except OSError as exc:
         return dict(state, error=exc.strerror or str(exc))
-    if digest.hexdigest() != weight["sha256"].lower():
+    same = digest.hexdigest() == weight["sha256"].lower()
+    if weight.get("bytes") is not None and size != weight["bytes"]:
+        error = "%d bytes instead of %d" % (size, weight["bytes"])
+        # Fetching it again cannot help then.
+        wrong = "%s has the right sha256 and %s: the job's bytes: is wrong" % (path, error) if same else ""
+        return dict(state, error=error, wrong_size=wrong)
+    if not same:
         return dict(state, error="its sha256 is %s" % digest.hexdigest())
     return dict(state, ok=True)
 
@@ -484,6 +488,7 @@ def plan(facts: dict[str, Any], request: dict[str, Any]) -> dict[str, Any]:
     pip = pip_needs(python, request, pin, too_new, problems, why)
     apt = apt_needs(facts, request, bool(pip), problems)
     weights = [index for index, state in enumerate(facts["base_weights"]) if not state["ok"]]
+    problems += [state["wrong_size"] for state in facts["base_weights"] if state.get("wrong_size")]
     room_problem(facts, request, weights, problems)
     if facts["tmux"]["present"] and not facts["tmux"]["works"]:
         problems.append("tmux cannot keep a session: %s" % facts["tmux"]["error"])
