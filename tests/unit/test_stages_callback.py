@@ -76,6 +76,8 @@ def test_a_stage_lasts_from_its_roles_first_task_to_the_next_roles_first_task(
 
 
 def test_every_host_has_its_own_stages(callback: Any, ledger: Ledger, clock: Clock) -> None:
+    for host in (RUN, OTHER):
+        start(callback, "pod", host)
     for at, host, role in ((1, RUN, "training"), (2, OTHER, "dataset"), (3, RUN, "weights"), (4, OTHER, "training")):
         clock.now = at
         start(callback, role, host)
@@ -89,6 +91,7 @@ def test_every_host_has_its_own_stages(callback: Any, ledger: Ledger, clock: Clo
 def test_a_task_of_no_stage_ends_the_stage_and_coming_back_keeps_its_start(
     callback: Any, ledger: Ledger, clock: Clock, between: str | None
 ) -> None:
+    start(callback, "pod")
     for at, role in ((1, "bootstrap"), (2, between), (5, "bootstrap"), (7, "teardown")):
         clock.now = at
         start(callback, role)
@@ -97,8 +100,19 @@ def test_a_task_of_no_stage_ends_the_stage_and_coming_back_keeps_its_start(
     assert times(ledger) == {"bootstrap": (1, 7), "teardown": (7, None)}
 
 
+def test_what_happens_before_the_pod_is_asked_for_is_no_stage(callback: Any, ledger: Ledger, clock: Clock) -> None:
+    """The check of the data set comes before the plan, and must not count as shipping it."""
+    for at, role in ((1, "dataset"), (2, "pod"), (5, "dataset"), (7, "teardown")):
+        clock.now = at
+        start(callback, role)
+    assert times(ledger) == {"dataset": (5, 7), "teardown": (7, None)}
+    start(callback, "teardown", OTHER)  # a run that fails before its pod is torn down all the same
+    assert times(ledger, OTHER) == {"teardown": (7, None)}
+
+
 def test_hosts_that_are_no_runs_of_this_ledger_are_left_alone(callback: Any, ledger: Ledger) -> None:
     for host in ("localhost", "demo-1201-zzzzz"):
+        start(callback, "pod", host)
         start(callback, "bootstrap", host)
         start(callback, "dataset", host)
     callback.v2_playbook_on_stats(None)
@@ -111,8 +125,8 @@ def test_a_broken_ledger_is_one_warning_and_no_exception(
 ) -> None:
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("PENNYPOD_HOME", str(tmp_path / "file"))
-    start(callback, "bootstrap")
-    start(callback, "dataset")
+    for role in ("pod", "bootstrap", "dataset"):
+        start(callback, role)
     callback.v2_playbook_on_stats(None)
     (warning,) = callback._display.warnings
     assert "stage times are not recorded" in warning
@@ -126,5 +140,7 @@ def test_no_open_database_is_left_for_forked_workers(callback: Any, ledger: Ledg
 
     ledger.close()
     before = open_files()
+    start(callback, "pod")
     start(callback, "bootstrap")
+    assert callback._stage_of == {RUN: "bootstrap"}
     assert open_files() == before
