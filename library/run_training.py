@@ -197,6 +197,7 @@ failure:
 from pathlib import Path
 from typing import Any
 
+from ansible.module_utils.basic import AnsibleModule
 from pennypod.ansible import run_module
 from pennypod.clock import SystemClock
 from pennypod.errors import TrainingError
@@ -205,7 +206,7 @@ from pennypod.podwork import POD_OPTIONS, Fence, connect, show_bytes
 from pennypod.settings import load_settings
 from pennypod.training import Launched, TrainingResult, WatchPlan, launch, watch, would_launch
 from pennypod.transfer import Fetched
-from pennypod.weights import LOG_NAME, RemoteFile, bring_home, salvage
+from pennypod.weights import LOG_NAME, RemoteFile, bring_home, check_patterns, salvage
 
 ARGUMENT_SPEC: dict[str, Any] = {
     **POD_OPTIONS,
@@ -232,7 +233,7 @@ NEVER_RAN = ("failed_to_start", "not_started", "no_status", "no_tmux", "busy", "
 class Training:
     """One call of the module."""
 
-    def __init__(self, module: Any) -> None:
+    def __init__(self, module: AnsibleModule) -> None:
         self.module = module
         self.options: dict[str, Any] = module.params
         settings = load_settings()
@@ -246,8 +247,9 @@ class Training:
 
     def body(self) -> dict[str, Any]:
         """Bring the run's training to the wanted state."""
-        self.fence()
         o = self.options
+        check_patterns(o["weights_patterns"])
+        self.fence()
         env = {str(name): str(value) for name, value in o["env"].items()}
         if self.module.check_mode:
             found = would_launch(self.ssh, o["pod_home"], o["command"], env, run=o["run"])
@@ -350,7 +352,7 @@ def artifact(fetched: Fetched) -> dict[str, Any]:
     return {"path": str(fetched.path), "bytes": fetched.bytes, "sha256": fetched.sha256, "kind": "weights"}
 
 
-def body(module: Any) -> dict[str, Any]:
+def body(module: AnsibleModule) -> dict[str, Any]:
     return Training(module).body()
 
 

@@ -119,6 +119,7 @@ failure:
 from pathlib import Path
 from typing import Any
 
+from ansible.module_utils.basic import AnsibleModule
 from pennypod.ansible import run_module
 from pennypod.clock import SystemClock
 from pennypod.errors import PennypodError, SshError, WeightsError
@@ -133,6 +134,7 @@ from pennypod.weights import (
     bring_home,
     bring_log,
     brought_home,
+    check_patterns,
     find_files,
     no_weights,
     weights_target,
@@ -149,7 +151,7 @@ ARGUMENT_SPEC: dict[str, Any] = {
 class Weights:
     """One call of the module."""
 
-    def __init__(self, module: Any) -> None:
+    def __init__(self, module: AnsibleModule) -> None:
         self.module = module
         self.options: dict[str, Any] = module.params
         settings = load_settings()
@@ -164,6 +166,7 @@ class Weights:
 
     def body(self) -> dict[str, Any]:
         """Checkpoint first; then, whether or not there was one, the log and the rest."""
+        check_patterns([*self.options["patterns"], *self.options["extra"]])
         self.fence()
         missing: WeightsError | None = None
         weights: tuple[RemoteFile, Fetched] | None = None
@@ -261,7 +264,7 @@ def artifact(fetched: Fetched, kind: str) -> dict[str, Any]:
     return {"path": str(fetched.path), "bytes": fetched.bytes, "sha256": fetched.sha256, "kind": kind}
 
 
-def body(module: Any) -> dict[str, Any]:
+def body(module: AnsibleModule) -> dict[str, Any]:
     return Weights(module).body()
 
 

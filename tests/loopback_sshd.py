@@ -40,6 +40,7 @@ class LoopbackSshd:
             f"ListenAddress 127.0.0.1\nPort {self.port}\nHostKey {host_key}\nPidFile none\nUsePAM no\n"
             f"AuthorizedKeysFile {folder / 'authorized_keys'}\nStrictModes no\nPasswordAuthentication no\n"
             f"PermitRootLogin prohibit-password\nMaxStartups 100\nMaxSessions 100\nSubsystem sftp internal-sftp\n"
+            f"KexAlgorithms curve25519-sha256\n"  # half the time of a login; what is tried here is not the cipher
             # The interpreter of the tests, so that what runs on a pod is tried under every version they run under; and
             # a shell level at which bash does not read the user's own .bashrc.
             f"SetEnv TMUX_TMPDIR={tmux_dir} PATH={Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin SHLVL=1\n"

@@ -72,6 +72,7 @@ def find_files(
 
     With `best` only the newest one of the first pattern that has any: patterns are in order of preference.
     """
+    check_patterns(patterns)
     root = str(PurePosixPath(pod_home) / under)
     options = {"root": root, "patterns": list(patterns), "best": best, "deep": deep, "settle_s": settle_s}
     done = ssh.run_script(FIND_SCRIPT, [json.dumps(options)], timeout_s)
@@ -84,6 +85,14 @@ def find_files(
         files=tuple(remote_file(entry) for entry in answer["files"]),
         rejected=tuple(Rejected(entry["path"], entry["why"]) for entry in answer["rejected"]),
     )
+
+
+def check_patterns(patterns: Sequence[str]) -> None:
+    """Raises InputError for a pattern that could not find anything under out/; before a training is paid for."""
+    for pattern in patterns:
+        path = PurePosixPath(pattern)
+        if not pattern.strip() or path.is_absolute() or ".." in path.parts:
+            raise InputError(f"{pattern!r} is not a glob relative to the trainer's output folder, like **/best.pt")
 
 
 def find_best(ssh: Ssh, pod_home: str, patterns: Sequence[str]) -> RemoteFile | None:

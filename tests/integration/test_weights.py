@@ -18,6 +18,7 @@ from pennypod.errors import InputError, SourceChangedError, WeightsError
 from pennypod.ssh import Ssh
 from pennypod.transfer import Fetched, Progress
 from pennypod.weights import (
+    FIND_SCRIPT,
     RemoteFile,
     bring_extras,
     bring_home,
@@ -26,6 +27,7 @@ from pennypod.weights import (
     find_best,
     find_files,
     no_weights,
+    parse_answer,
     safe_relative,
 )
 
@@ -169,8 +171,12 @@ def test_patterns_are_in_order_of_preference(pod: Pod) -> None:
 
 @pytest.mark.parametrize("pattern", ["/etc/*", "../*", "a/../../*", " "])
 def test_patterns_stay_inside_the_output_folder(pod: Pod, pattern: str) -> None:
-    with pytest.raises(InputError, match="relative to the output folder"):
+    with pytest.raises(InputError, match="relative to the trainer's output folder"):
         pod.best(pattern)
+    options = json.dumps({"root": str(pod.home / "out"), "patterns": [pattern]})
+    answer = parse_answer(pod.ssh.run_script(FIND_SCRIPT, [options], 30).stdout)
+    assert answer is not None
+    assert "without .." in answer["error"], "the pod's side does not rely on ours"
 
 
 def test_links_that_lead_out_are_not_followed(pod: Pod, tmp_path: Path) -> None:

@@ -317,6 +317,14 @@ def test_out_of_reach_for_too_long_is_an_ssh_error(tmp_path: Path) -> None:
     assert len(watched.pod.positions) > 8, "it kept trying"
 
 
+def test_pod_is_asked_again_after_this_machine_has_slept(tmp_path: Path) -> None:
+    def sleep_an_hour() -> None:
+        watched.clock.time += 3600
+
+    watched = Watched(tmp_path, [ALIVE, sleep_an_hour, "Broken pipe"], [END], ssh_patience_s=60)
+    assert watched.run().reattached == 1
+
+
 def test_fence_is_asked_every_second_even_while_the_pod_is_out_of_reach(tmp_path: Path) -> None:
     watched = Watched(tmp_path, [ALIVE, None, None, "gone"], ssh_patience_s=60)
     asked: list[float] = []

@@ -26,6 +26,7 @@ from typing import Any, BinaryIO
 
 MARK = "@pennypod "
 HALF_WRITTEN = (".part", ".partial", ".tmp", ".temp", ".incomplete", ".crdownload", ".swp", "~")
+MAX_REJECTED = 20  # they are for a message; the answer must fit into a pipe that nobody reads yet
 ZIPS = (".pt", ".pth", ".ckpt", ".bin", ".npz", ".keras", ".zip")
 PICKLES = (".pt", ".pth", ".ckpt", ".bin")
 
@@ -224,7 +225,7 @@ def main(argv: list[str]) -> int:
     try:
         finder = Finder(json.loads(argv[1]))
         answer: dict[str, Any] = {"files": finder.find()}
-        answer["rejected"] = finder.rejected
+        answer["rejected"] = finder.rejected[:MAX_REJECTED]
     except (ValueError, KeyError, IndexError) as exc:
         answer = {"error": str(exc)}
     print(MARK + json.dumps(answer), flush=True)

@@ -28,6 +28,7 @@ HUNG_S = 60.0  # the trainer is gone and its supervisor has not said so
 STOP_S = 30.0  # a trainer's time to end after TERM, a little over the supervisor's own patience
 QUIET_LINE_S = 5.0  # a log line that is no epoch is shown at most this often
 MAX_BACKOFF_S = 15.0
+MIN_TRIES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +124,7 @@ class Watcher:
     frame: Frame | None = field(init=False, default=None)
     warnings: list[str] = field(init=False, default_factory=list)
     reattached: int = field(init=False, default=0)
+    failures: int = field(init=False, default=0)
     contact_at: float = field(init=False, default=0.0)
     grew_at: float = field(init=False, default=0.0)
     output_bytes: int = field(init=False, default=-1)
@@ -160,6 +162,7 @@ class Watcher:
                 frame = stream.next(TICK_S)
                 if frame is not None:
                     self.contact_at = self.clock.now()
+                    self.failures = 0
                     result = self._take(frame)
                     if result is not None:
                         return result
@@ -170,7 +173,9 @@ class Watcher:
 
     def _after_drop(self, why: str, backoff: float) -> None:
         gone = self.clock.now() - self.contact_at
-        if gone > self.plan.ssh_patience_s:
+        self.failures += 1
+        # Not by the clock alone: after this machine has slept, the pod deserves to be asked.
+        if gone > self.plan.ssh_patience_s and self.failures >= MIN_TRIES:
             raise SshError(
                 f"the pod has been out of reach for {gone:.0f} s ({why}); the training may still run there",
                 seconds=round(gone),
