@@ -475,3 +475,19 @@ def test_receipts_survive_as_json(ledger: Ledger) -> None:
     assert record.receipt == receipt
     assert json.loads(json.dumps(record.receipt)) == receipt
     assert record.estimated_micros == 2**40
+
+
+def test_opening_again_and_again_in_one_process_still_sees_what_others_write(settings: Settings) -> None:
+    """Closing a descriptor of the file would drop SQLite's locks in this process; then old pages are read for ever."""
+    opened = [open_ledger(settings)]
+    opened[0].runs()
+    writer = "from pennypod.ledger import *; from pennypod.settings import *; import sys; from pathlib import Path\n"
+    writer += "ledger = open_ledger(Settings(Path(sys.argv[1]), sys.argv[2]))\n"
+    writer += "ledger.open_run(RunRecord(sys.argv[3], 'demo', '1:1', 1.0, '/tmp')); ledger.close()\n"
+    for count, letter in enumerate("abcdef", start=1):
+        process = python(writer, str(settings.home), settings.database_url, f"demo-1201-{letter * 5}")
+        assert process.wait(timeout=60) == 0
+        opened.append(open_ledger(settings))
+        assert [len(ledger.runs()) for ledger in opened] == [count] * len(opened)
+    for ledger in opened:
+        ledger.close()

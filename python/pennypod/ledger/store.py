@@ -64,8 +64,10 @@ def _prepare_sqlite_file(database: str | None) -> None:
         return
     path = Path(database)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    # Created here so that only the owner can read it whatever the umask is.
-    os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600))
+    # Created here so that only the owner can read it whatever the umask is. Never opened when it exists: closing any
+    # descriptor of the file would drop the locks that SQLite holds on it in this process (POSIX advisory locks).
+    with contextlib.suppress(FileExistsError):
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
 
 
 def _use_sqlite_safely(engine: Engine) -> None:
