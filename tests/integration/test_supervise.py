@@ -91,6 +91,12 @@ def test_output_is_in_the_log_the_moment_it_is_written(supervise: Start) -> None
     assert job.status["state"] == "running"
 
 
+def test_silent_command_has_an_empty_log(supervise: Start) -> None:
+    job = supervise("true")
+    assert job.end()[0] == 0
+    assert job.log == b""
+
+
 @pytest.mark.parametrize("command", ["exit 3", "false | cat; exit 3", "python3 -c 'import sys; sys.exit(3)'"])
 def test_exit_code_is_kept(supervise: Start, command: str) -> None:
     job = supervise(command)

@@ -101,6 +101,7 @@ class Tee:
         self.total = 0
         self.tail = b""
         self.last_output = time.time()
+        self._to_log(b"")  # the log is there from the start, whatever the command prints
         # A terminal that does not keep up (a stopped tmux) must not hold the trainer back.
         os.set_blocking(sys.stdout.fileno(), False)
 

@@ -33,6 +33,9 @@ class Epoch:
 
 def parse_epoch(line: str) -> Epoch | None:
     """The epoch a log line speaks of, in the notations that trainers use; None for every other line."""
+    # Most lines speak of no epoch, and a log may have millions of them.
+    if not line.startswith("  ") and "poch" not in line and "POCH" not in line:
+        return None
     for pattern in (_EPOCH_OF, _EPOCH_TABLE):
         match = pattern.search(line)
         if match:
@@ -44,6 +47,9 @@ def parse_epoch(line: str) -> Epoch | None:
 
 def clean_line(text: str) -> str:
     """A log line fit for showing: no colours, no control characters, tabs as blanks."""
+    text = text.rstrip("\r\n")
+    if text.isprintable():
+        return text.rstrip()
     plain = _ANSI.sub("", text).replace("\t", "    ")
     return "".join(char for char in plain if char.isprintable()).rstrip()
 
