@@ -23,7 +23,7 @@ notes:
   - "Host variables: C(pennypod_price_usd_per_h), C(pennypod_age_s), C(pennypod_cost_so_far_usd), C(pennypod_deadline)
     (Unix time), C(pennypod_overdue), C(pennypod_may_still_be_billing), C(pennypod_state), C(pennypod_run),
     C(pennypod_job), C(pennypod_provider), C(pennypod_pod_id), C(pennypod_pod_name), C(pennypod_machine_id),
-    C(pennypod_gpu), C(pennypod_gpu_count)."
+    C(pennypod_gpu), C(pennypod_gpu_count), C(pennypod_artifacts_dir), C(pennypod_root)."
   - With O(cache=true), neither secrets nor host keys are stored, and any change to a local ledger ends the entry.
 options:
   plugin:
@@ -55,11 +55,14 @@ groups:
 
 import contextlib
 import hashlib
+import re
 import time
+from pathlib import Path
 from typing import Any
 
 from ansible.errors import AnsibleParserError
 from ansible.plugins.inventory import BaseInventoryPlugin, Cacheable, Constructable
+from ansible.template import trust_as_template
 
 try:
     from pennypod import inventory as pods
@@ -70,6 +73,8 @@ except ImportError as exc:
 else:
     MISSING = None
 
+# Neither a brace nor a #: such a string is no template, whoever wrote it.
+PLAIN = re.compile(r"[\w .,:;/@%+=~\"'()\[\]-]*")
 SUFFIXES = ("pennypod.yml", "pennypod.yaml")
 
 
@@ -88,10 +93,9 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):
             settings = load_settings()
             taken = self._snapshot(settings, path, cache)
         except PennypodError as exc:
-            raise AnsibleParserError(
-                f"{exc} [{exc.code}]; repair that, or leave the provider out with `providers:` in {path}"
-            ) from exc
-        self._populate(pods.hosts(taken, settings.runs_dir, time.time()))
+            # Without the cause attached, since Ansible would print the same words once more for it.
+            raise AnsibleParserError(f"{exc}; or leave the provider out with `providers:` in {path}") from None
+        self._populate(pods.hosts(taken, settings.runs_dir, time.time()), str(Path(path).absolute().parent))
 
     def _snapshot(self, settings: Settings, path: str, cache: bool) -> dict[str, Any]:
         """From the cache when that is wanted and still true, else from the providers."""
@@ -112,7 +116,7 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):
     def _fetch(self, settings: Settings) -> dict[str, Any]:
         return pods.take(settings, self.get_option("providers"), time.time())
 
-    def _populate(self, hosts: dict[str, dict[str, Any]]) -> None:
+    def _populate(self, hosts: dict[str, dict[str, Any]], root: str) -> None:
         for group in pods.GROUPS:
             self.inventory.add_group(group)
         strict = self.get_option("strict")
@@ -120,9 +124,18 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):
             self.inventory.add_host(host)
             for group in entry["groups"]:
                 self.inventory.add_host(host, group=self.inventory.add_group(group))
-            # Plain strings, never marked as trusted: what a provider answers is not a template.
             for name, value in entry["vars"].items():
-                self.inventory.set_variable(host, name, value)
+                self.inventory.set_variable(host, name, _marked(value))
+            # Job files name paths of the repository by it.
+            self.inventory.set_variable(host, "pennypod_root", _marked(root))
             self._set_composite_vars(self.get_option("compose"), entry["vars"], host, strict)
             self._add_host_to_composed_groups(self.get_option("groups"), entry["vars"], host, strict)
             self._add_host_to_keyed_groups(self.get_option("keyed_groups"), entry["vars"], host, strict)
+
+
+def _marked(value: Any) -> Any:
+    """Strings that cannot be templates are marked as harmless; whatever else a provider answers never is.
+
+    Unmarked, a string comes out of `ansible-inventory --list` wrapped in an object that other programs stumble over.
+    """
+    return trust_as_template(value) if isinstance(value, str) and PLAIN.fullmatch(value) else value

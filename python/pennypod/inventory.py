@@ -8,6 +8,7 @@ A snapshot holds neither secrets nor host keys, and no amount that goes stale: a
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 from pennypod.errors import InputError, PennypodError, ProviderError
 from pennypod.model.ids import PREFIX, Lease, parse_lease
 from pennypod.model.money import cost_micros, micros_to_usd
-from pennypod.providers.registry import all_providers
+from pennypod.providers.local import engine_installed
+from pennypod.providers.registry import LOCAL, all_providers
 
 if TYPE_CHECKING:
     # This runs at the start of every ansible command, and importing SQLAlchemy takes a third of a second.
@@ -39,6 +41,8 @@ def take(settings: Settings, wanted: Sequence[str], now: float) -> Snapshot:
     Raises ProviderError when a provider cannot be listed, InputError when a wanted one is not configured here.
     """
     providers = all_providers(settings)
+    if not engine_installed(os.environ):
+        providers.pop(LOCAL, None)  # no engine has no pods, while one that does not answer may well have some
     unknown = sorted(set(wanted) - set(providers))
     if unknown:
         known = ", ".join(sorted(providers)) or "none"
@@ -46,8 +50,9 @@ def take(settings: Settings, wanted: Sequence[str], now: float) -> Snapshot:
     chosen = {name: providers[name] for name in wanted} if wanted else providers
     pods = list_pods(chosen)
     ours = [pod for pod in pods if pod.name.startswith(PREFIX)]
-    if not ours and _nothing_open(settings.ledger_file):
-        return snapshot([], {}, [], with_key=(), now=now)
+    file = settings.ledger_file
+    if (not ours and _nothing_open(file)) or (file is not None and not file.exists()):
+        return look_up(ours, None, settings.runs_dir, now)
     from pennypod.ledger import open_ledger
 
     with contextlib.closing(open_ledger(settings)) as ledger:
@@ -58,13 +63,11 @@ def _nothing_open(ledger_file: Path | None) -> bool:
     """Whether a local ledger plainly has no attempt that may bill. Asked through the standard library, to be quick."""
     if ledger_file is None:
         return False
-    if not ledger_file.exists():
-        return True
     try:
         with contextlib.closing(sqlite3.connect(f"{ledger_file.as_uri()}?mode=ro", uri=True)) as connection:
             found = connection.execute("SELECT 1 FROM attempts WHERE state NOT IN ('gone', 'never') LIMIT 1").fetchone()
     except sqlite3.Error:
-        return False  # the real ledger says what is wrong with it
+        return not ledger_file.exists()  # a broken one is opened for real, and says what is wrong with it
     return found is None
 
 
@@ -81,13 +84,15 @@ def ledger_mark(settings: Settings) -> list[list[int]] | None:
     return marks
 
 
-def look_up(pods: Sequence[Pod], ledger: Ledger, runs_dir: Path, now: float) -> Snapshot:
-    """Match a listing that was taken at `now` with the ledger."""
-    pending = ledger.pending_attempts()
+def look_up(pods: Sequence[Pod], ledger: Ledger | None, runs_dir: Path, now: float) -> Snapshot:
+    """Match a listing that was taken at `now` with the ledger, which may have nothing to say."""
     leases = [lease for pod in pods if (lease := parse_lease(pod.name)) is not None]
     runs: dict[str, RunRecord] = {}
     attempts: list[AttemptRecord] = []
+    pending = [] if ledger is None else ledger.pending_attempts()
     for run in sorted({lease.run for lease in leases} | {attempt.run for attempt in pending}):
+        if ledger is None:
+            break
         with contextlib.suppress(InputError):  # not a run of this ledger
             runs[run] = ledger.run(run)
             attempts += ledger.attempts(run)
@@ -135,7 +140,7 @@ def snapshot(
         lease = parse_lease(pod.name)
         run = runs.get(lease.run) if lease else None
         entries.append(_pod_entry(pod, lease, run, attempt))
-    entries += [_attempt_entry(a) for a in attempts if not a.final and a.lease_name not in listed]
+    entries += [_attempt_entry(a, runs[a.run]) for a in attempts if not a.final and a.lease_name not in listed]
     for entry in entries:
         entry["has_key"] = entry["run"] in keys
     _name_hosts(entries)
@@ -147,6 +152,7 @@ def _pod_entry(pod: Pod, lease: Lease | None, run: RunRecord | None, attempt: At
     return {
         "run": lease.run if lease else None,
         "job": lease.job if lease else None,
+        "artifacts_dir": run.artifacts_dir if run else None,
         "attempt": lease.attempt if lease else None,
         "deadline": lease.deadline if lease else None,
         "provider": pod.provider,
@@ -165,11 +171,12 @@ def _pod_entry(pod: Pod, lease: Lease | None, run: RunRecord | None, attempt: At
     }
 
 
-def _attempt_entry(attempt: AttemptRecord) -> dict[str, Any]:
+def _attempt_entry(attempt: AttemptRecord, run: RunRecord) -> dict[str, Any]:
     lease = parse_lease(attempt.lease_name)
     return {
         "run": attempt.run,
-        "job": lease.job if lease else None,
+        "job": run.job,
+        "artifacts_dir": run.artifacts_dir,
         "attempt": attempt.attempt,
         "deadline": lease.deadline if lease else None,
         "provider": attempt.provider,
@@ -241,6 +248,7 @@ def _variables(entry: Mapping[str, Any], runs_dir: Path, now: float) -> dict[str
     variables: dict[str, Any] = {
         "pennypod_run": entry["run"],
         "pennypod_job": entry["job"],
+        "pennypod_artifacts_dir": entry["artifacts_dir"],
         "pennypod_provider": entry["provider"],
         "pennypod_pod_id": entry["pod_id"],
         "pennypod_pod_name": entry["pod_name"],

@@ -82,6 +82,7 @@ def test_a_run_with_its_pod(world: World) -> None:
             "vars": {
                 "pennypod_run": RUN,
                 "pennypod_job": "demo",
+                "pennypod_artifacts_dir": "/tmp/artifacts",
                 "pennypod_provider": "fake",
                 "pennypod_pod_id": "pod-1",
                 "pennypod_pod_name": Lease(RUN, 1, DEADLINE, "aaaaa").name,
