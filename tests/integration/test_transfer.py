@@ -20,6 +20,7 @@ from pennypod.errors import DiskFullError, SourceChangedError, SshError
 from pennypod.ssh import Ssh, control_path, trust_host_keys
 from pennypod.transfer import Progress, fetch, plan_upload, upload
 from pennypod.transfer.session import Meter
+from pennypod.transfer.upload import MAX_STRIKES
 from pod_folder import contents
 from tcp_proxy import CuttingProxy
 
@@ -125,6 +126,16 @@ def test_a_broken_line_costs_only_what_was_not_verified_yet(sshd: LoopbackSshd, 
     assert carried < plan.bytes + 4_000_000
 
 
+def test_a_line_that_breaks_often_is_no_reason_to_give_up_while_files_arrive(
+    sshd: LoopbackSshd, tmp_path: Path
+) -> None:
+    data = small_images(tmp_path / "data", 400, size=20_000)
+    with CuttingProxy(sshd.port, up=1_000_000, cuts=100) as proxy:
+        done = upload(through(sshd, proxy), plan_upload(None, data), str(tmp_path / "pod"), clock=NoWait())
+    assert done.reconnects > MAX_STRIKES
+    assert contents(tmp_path / "pod/data") == contents(data)
+
+
 def test_a_later_upload_goes_on_where_an_earlier_one_ended(sshd: LoopbackSshd, tmp_path: Path) -> None:
     data = small_images(tmp_path / "data", 200, size=20_000)
     plan = plan_upload(None, data)
@@ -169,7 +180,7 @@ def test_a_pod_without_room_says_so_before_anything_is_sent(
     sshd: LoopbackSshd, tmp_path: Path, small_disk: Path
 ) -> None:
     data = small_images(tmp_path / "data", 20)
-    (data / "big.npz").write_bytes(b"1" * 9_000_000)
+    (data / "z.npz").write_bytes(b"1" * 9_000_000)  # the last to be sent
     with pytest.raises(DiskFullError, match=r"8\.\d MB free, 9\.\d MB needed") as caught:
         upload(sshd.ssh(), plan_upload(None, data), str(small_disk / "pod"))
     assert caught.value.details["where"] == "pod"

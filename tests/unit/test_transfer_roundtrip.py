@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import tarfile
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -215,6 +216,28 @@ def test_a_line_that_stays_broken_is_given_up(tmp_path: Path) -> None:
     with pytest.raises(SshError, match="broke 6 times in a row while fetching"):
         fetch(ssh, "/x", tmp_path / "x", clock=clock)
     assert list(tmp_path.glob("x*")) == []
+
+
+def test_a_line_that_is_dead_before_the_first_byte_is_an_ssh_error(tmp_path: Path) -> None:
+    """Nothing is left running either, however early it ends."""
+    data = write(tmp_path / "data", {"a": b"1"})
+    dead = FolderSsh()
+    real = dead.popen
+
+    def popen(remote: str) -> Any:
+        process = real("exit 255")
+        process.wait()
+        return process
+
+    dead.popen = popen  # type: ignore[method-assign]
+    before = threading.active_count()
+    with pytest.raises(SshError):
+        preview(dead, plan_upload(None, data), str(tmp_path / "pod"))
+    with pytest.raises(SshError, match="broke 6 times"):
+        upload(dead, plan_upload(None, data), str(tmp_path / "pod"), clock=NoWait())
+    with pytest.raises(SshError, match="broke 6 times"):
+        fetch(dead, "/x", tmp_path / "x", clock=NoWait())
+    assert threading.active_count() == before
 
 
 def test_a_silent_line_counts_as_broken(tmp_path: Path) -> None:

@@ -212,8 +212,7 @@ class _One:
         """One conversation: append what is missing."""
         with Session(self.ssh, "send", stall_s=self.stall_s) as session:
             wire = os.fsencode(self.remote_path).decode("utf-8", "surrogateescape")
-            session.tell({"files": [[wire, self.size()]]})
-            session.greeting()
+            session.begin({"files": [[wire, self.size()]]})
             head = session.message()
             digest = self.begin(head)
             left = int(head["size"]) - int(head["offset"])

@@ -85,9 +85,9 @@ class Session:
 
     def __init__(self, ssh: Ssh, command: str, *, stall_s: float = STALL_S) -> None:
         self._ssh = ssh
-        source = SCRIPT.read_bytes()
+        self._source = SCRIPT.read_bytes()
         # -I: nothing in the pod's working folder can stand in for a module; -S: starts faster.
-        self._process = ssh.popen(script_command(source, SCRIPT.name, [command], flags="-I -S"))
+        self._process = ssh.popen(script_command(self._source, SCRIPT.name, [command], flags="-I -S"))
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._stdin = self._process.stdin.fileno()
@@ -99,7 +99,6 @@ class Session:
         self._stall_s = stall_s
         self._watchdog = threading.Thread(target=self._watch, daemon=True)
         self._watchdog.start()
-        self.write(source)
 
     def __enter__(self) -> Self:
         return self
@@ -130,8 +129,10 @@ class Session:
     def tell(self, message: dict[str, Any]) -> None:
         self.write(json.dumps(message).encode("ascii") + b"\n")
 
-    def greeting(self) -> None:
-        """Skip whatever a login shell prints, up to the script's first own line."""
+    def begin(self, request: dict[str, Any]) -> None:
+        """Send the program and its request; skip whatever a login shell prints before the program's first own line."""
+        self.write(self._source)
+        self.tell(request)
         noise = 0
         while noise < MAX_NOISE_BYTES:
             line = self._line()

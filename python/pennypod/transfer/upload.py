@@ -397,8 +397,7 @@ def _survey(session: Session, plan: UploadPlan, pod_home: str, hashes: _Hashes, 
             for part in plan.parts
         ],
     }
-    session.tell(request)
-    session.greeting()
+    session.begin(request)
     answer = session.message()
     have: list[set[int]] = []
     for part, found in zip(plan.parts, answer["parts"], strict=True):
