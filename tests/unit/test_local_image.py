@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import threading
 import time
@@ -219,6 +220,85 @@ def test_a_full_disk_is_told_from_other_failures(
     fake_mmdebstrap(tmp_path, monkeypatch, 'echo "tar: write error: No space left on device" >&2; exit 2')
     with pytest.raises(NoCapacityError, match="free some disk"):
         image._bootstrap(engine(Store()), HOST, "localhost/base:1", quiet)
+
+
+# --- a command that ends with us --------------------------------------------------------------------------------------
+
+
+def start_on_a_lifeline(work: Path, code: str) -> subprocess.Popen[bytes]:
+    work.mkdir()
+    argv = image.lifeline(work, [sys.executable, "-c", code])
+    return subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+
+
+@pytest.mark.parametrize("namespaces", [True, False])
+def test_a_cut_lifeline_ends_the_command_and_removes_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, namespaces: bool
+) -> None:
+    if not namespaces:
+        monkeypatch.setattr(image, "_works", lambda _argv: False)
+    work, beat = tmp_path / "work", tmp_path / "beat"
+    code = f"""
+import pathlib, time
+pathlib.Path({str(work)!r}, "half.tar").write_text("half")
+print("begun", flush=True)
+while True:
+    pathlib.Path({str(beat)!r}).write_text(str(time.time()))
+    time.sleep(0.05)
+"""
+    process = start_on_a_lifeline(work, code)
+    assert process.stdout is not None
+    assert process.stdin is not None
+    assert process.stdout.readline() == b"begun\n"
+    process.stdin.close()
+    assert process.wait(timeout=20) != 0
+    deadline = time.monotonic() + 15
+    while work.exists():
+        assert time.monotonic() < deadline, "its files stayed"
+        time.sleep(0.1)
+    last = beat.read_text()
+    time.sleep(0.3)
+    assert beat.read_text() == last, "it still runs"
+    process.stdout.close()
+
+
+def test_a_command_that_ends_by_itself_keeps_its_files_and_status(tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    process = start_on_a_lifeline(work, f"open({str(work / 'base.tar')!r}, 'w').write('whole'); raise SystemExit(7)")
+    # stdin stays open until it has ended: that is what keeps it alive.
+    assert process.wait(timeout=20) == 7
+    process.communicate()
+    time.sleep(0.5)
+    assert (work / "base.tar").read_text() == "whole"
+
+
+@pytest.mark.skipif(image.os.geteuid() != 0, reason="only root can mount")
+def test_mounts_of_the_command_are_its_own(tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    if "unshare" not in image.lifeline(work, []):
+        pytest.skip("this machine gives nobody a mount namespace")
+    target = tmp_path / "target"
+    target.mkdir()
+    mount = ["mount", "-t", "tmpfs", "x", str(target)]
+    process = start_on_a_lifeline(work, f"import subprocess as s; s.run({mount!r}, check=True); print('mounted')")
+    assert process.wait(timeout=20) == 0
+    assert process.communicate()[0] == b"mounted\n"
+    assert not target.is_mount()
+
+
+def test_old_images_go_and_the_newest_stay() -> None:
+    class WithImages(Store):
+        def __call__(self, argv: Sequence[str], stdin: bytes | None, timeout_s: float) -> Completed:
+            if argv[1] == "images":
+                return Completed(0, "".join(f"localhost/pennypod-stock:{n}\n" for n in range(5)), "")
+            if argv[1] == "rmi":
+                self.calls.append(list(argv[1:]))
+                return Completed(0, "", "")
+            return super().__call__(argv, stdin, timeout_s)
+
+    store = WithImages()
+    image._forget_old_images(engine(store), "stock")
+    assert [call[-1] for call in store.calls] == ["localhost/pennypod-stock:3", "localhost/pennypod-stock:4"]
 
 
 # --- watching a long command ---------------------------------------------------------------------------------------

@@ -43,6 +43,7 @@ PULL_S = 90.0
 BOOTSTRAP_S = 900.0
 STALL_S = 600.0
 _TICK_S = 1.0
+_KEPT_IMAGES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +139,16 @@ def _build(
         if engine.image_id(parent) is None:
             _build(engine, RECIPES[recipe.parent], host, cache_dir, environ, on_progress)
     _run_recipe(engine, recipe, parent, host, cache_dir, on_progress)
+    _forget_old_images(engine, recipe.name)
     on_progress(f"image {recipe.name} is ready after {time.monotonic() - began:.0f} s; it is kept for the next pods")
+
+
+def _forget_old_images(engine: Engine, name: str) -> None:
+    """Recipes change and images are big: of each, the three newest stay. One in use is left alone by the engine."""
+    with suppress(TransientError):
+        listed = engine.check("images", "--format", "{{.Repository}}:{{.Tag}}", f"localhost/pennypod-{name}")
+        for reference in listed.split()[_KEPT_IMAGES:]:
+            engine.call("rmi", reference, timeout_s=60)
 
 
 # --- one build at a time ---------------------------------------------------------------------------------------------
@@ -177,7 +187,17 @@ def sweep_leftovers(engine: Engine) -> None:
     for folder in Path(tempfile.gettempdir()).glob("pennypod-image-*"):
         with suppress(OSError):
             if folder.stat().st_uid == os.getuid():
-                shutil.rmtree(folder, ignore_errors=True)
+                _remove_folder(engine, folder)
+
+
+def _remove_folder(engine: Engine, folder: Path) -> None:
+    # Never into a file system that was mounted below: it may be the host's own. shutil.rmtree does not look.
+    remove = ["rm", "-rf", "--one-file-system", str(folder)]
+    with suppress(OSError, subprocess.SubprocessError):
+        subprocess.run(remove, capture_output=True, timeout=120)
+    if folder.exists() and engine.kind == "podman" and engine.rootless:
+        # Made as "root" of a user namespace: only from inside one can it be removed.
+        engine.call("unshare", *remove, timeout_s=120)
 
 
 # --- the base system --------------------------------------------------------------------------------------------
@@ -249,10 +269,9 @@ def _bootstrap(engine: Engine, host: HostSettings, reference: str, on_progress: 
         # A half-made system is thrown away, so nothing has to be on disk before the next step.
         argv.append("--dpkgopt=force-unsafe-io")
         argv += [suite, str(tar), *mirrors]
-        if shutil.which("setpriv"):
-            # However we die, the bootstrap gets its signal and cleans up its own mounts.
-            argv = ["setpriv", "--pdeathsig", "TERM", *argv]
-        made = _watched(argv, "Debian packages", on_progress, limit_s=BOOTSTRAP_S, env={"TMPDIR": str(work)})
+        made = _watched(
+            lifeline(work, argv), "Debian packages", on_progress, limit_s=BOOTSTRAP_S, env={"TMPDIR": str(work)}
+        )
         if made.rc != 0:
             _raise_build_error("Debian packages", made)
         on_progress("importing the base system")
@@ -260,7 +279,24 @@ def _bootstrap(engine: Engine, host: HostSettings, reference: str, on_progress: 
     except OSError as exc:
         raise NoCapacityError(f"cannot write below {work} ({exc.strerror}): free some room or set TMPDIR") from exc
     finally:
-        shutil.rmtree(work, ignore_errors=True)
+        _remove_folder(engine, work)
+
+
+def lifeline(work: Path, argv: Sequence[str]) -> list[str]:
+    """The command so that it ends with us, however we end, and takes its processes, mounts and files along."""
+    apart = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    wrapper = ["sh", str(HERE / "lifeline.sh"), str(work)]
+    if _works([*apart, "true"]):
+        # Mounts and processes of its own: nothing of them outlives the one that made them.
+        return [*wrapper, "KILL", *apart, *argv]
+    return [*wrapper, "TERM", *argv]
+
+
+def _works(argv: Sequence[str]) -> bool:
+    try:
+        return subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=10).returncode == 0
+    except (OSError, subprocess.SubprocessError):
+        return False
 
 
 # --- running a recipe -------------------------------------------------------------------------------------------
