@@ -26,6 +26,7 @@ from pennypod.console import (
     parse_event,
 )
 from pennypod.events import Events
+from terminal import Screen
 
 RUN = "demo-1201-abcde"
 OTHER = "demo-1201-fghij"
@@ -182,47 +183,6 @@ def test_held_back_progress_is_shown_when_nothing_newer_comes() -> None:
 
 
 # --- live -------------------------------------------------------------------------------------------------------------
-
-
-class Screen:
-    """The few terminal commands that `frame` uses, obeyed."""
-
-    def __init__(self) -> None:
-        self.rows = [""]
-        self.row = self.column = 0
-
-    def write(self, text: str) -> None:
-        index = 0
-        while index < len(text):
-            if text.startswith("\x1b[", index):
-                end = next(i for i in range(index + 2, len(text)) if text[i].isalpha())
-                self._obey(text[end], text[index + 2 : end])
-                index = end + 1
-                continue
-            char = text[index]
-            if char == "\r":
-                self.column = 0
-            elif char == "\n":
-                self.row, self.column = self.row + 1, 0
-                self.rows += [""] * (self.row + 1 - len(self.rows))
-            else:
-                line = self.rows[self.row].ljust(self.column)
-                self.rows[self.row] = line[: self.column] + char + line[self.column + 1 :]
-                self.column += 1
-            index += 1
-
-    def _obey(self, command: str, argument: str) -> None:
-        if command == "A":
-            self.row -= int(argument)
-        elif command == "J":
-            self.rows[self.row] = self.rows[self.row][: self.column]
-            del self.rows[self.row + 1 :]
-        else:
-            assert command == "m", f"unknown command {command!r}"
-
-    @property
-    def text(self) -> list[str]:
-        return [row for row in self.rows if row]
 
 
 @pytest.mark.parametrize("color", [False, True])
