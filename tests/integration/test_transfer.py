@@ -20,7 +20,6 @@ from pennypod.errors import DiskFullError, SourceChangedError, SshError
 from pennypod.ssh import Ssh, control_path, trust_host_keys
 from pennypod.transfer import Progress, fetch, plan_upload, upload
 from pennypod.transfer.session import Meter
-from pennypod.transfer.upload import MAX_STRIKES
 from pod_folder import contents
 from tcp_proxy import CuttingProxy
 
@@ -127,12 +126,23 @@ def test_a_broken_line_costs_only_what_was_not_verified_yet(sshd: LoopbackSshd, 
 
 
 def test_a_line_that_breaks_often_is_no_reason_to_give_up_while_files_arrive(
-    sshd: LoopbackSshd, tmp_path: Path
+    sshd: LoopbackSshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    data = small_images(tmp_path / "data", 400, size=20_000)
+    monkeypatch.setattr(sys.modules["pennypod.transfer.upload"], "MAX_STRIKES", 1)
+    data = small_images(tmp_path / "data", 160, size=20_000)
     with CuttingProxy(sshd.port, up=1_000_000, cuts=100) as proxy:
         done = upload(through(sshd, proxy), plan_upload(None, data), str(tmp_path / "pod"), clock=NoWait())
-    assert done.reconnects > MAX_STRIKES
+    assert done.reconnects > 2
+    assert contents(tmp_path / "pod/data") == contents(data)
+
+
+def test_a_file_larger_than_what_the_line_ever_carries_in_one_go_arrives(sshd: LoopbackSshd, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "set.npz").write_bytes(random.Random(3).randbytes(24_000_000))
+    with CuttingProxy(sshd.port, up=8_000_000, cuts=100) as proxy:
+        done = upload(through(sshd, proxy), plan_upload(None, data), str(tmp_path / "pod"), clock=NoWait())
+    assert done.reconnects >= 3
     assert contents(tmp_path / "pod/data") == contents(data)
 
 
@@ -365,12 +375,10 @@ def test_the_module_ships_once_and_predicts_what_it_would_do(
 @pytest.mark.parametrize(
     ("changes", "code", "words"),
     [
-        ({"data": "/no/such/folder"}, "input", "the data set does not exist: /no/such/folder"),
         ({"data_yaml": "other.yaml"}, "input", "there is no other.yaml in"),
         ({"host": None}, "input", "say where the pod is"),
         ({"port": 1}, "ssh", "Connection refused"),
         ({"code_limit_mb": 0}, "input", "over the limit of 0.0 MB"),
-        ({"code": None, "data": None}, "input", "nothing to upload"),
     ],
 )
 def test_the_module_fails_with_one_line_and_a_code(

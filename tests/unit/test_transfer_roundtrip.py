@@ -153,6 +153,37 @@ def test_only_what_differs_goes_and_what_does_not_belong_is_removed(tmp_path: Pa
     assert preview(ssh, plan, str(pod)).changed is False
 
 
+def test_a_large_file_that_broke_off_goes_on_where_it_ended(tmp_path: Path) -> None:
+    """Only when what is there is its beginning, and the rest is hashed with it."""
+    large = os.urandom(9_000_000)
+    data = write(tmp_path / "data", {"a.npz": large, "b.npz": large, "c.npz": large[:5_000_000], "d" * 120: large})
+    pod, ssh = tmp_path / "pod", FolderSsh()
+    write(
+        pod / "data",
+        {
+            "a.npz": large[:6_000_000],
+            "b.npz": large[:4_500_000] + b"?",  # not its beginning
+            "c.npz": large[:4_000_000],  # under the limit from which it is worth it
+            "d" * 120: large[:8_999_999],
+        },
+    )
+    done = upload(ssh, plan_upload(None, data), str(pod))
+    assert contents(pod / "data") == contents(data)
+    assert (done.files, done.bytes) == (4, 3_000_000 + 9_000_000 + 5_000_000 + 1)
+    assert upload(ssh, plan_upload(None, data), str(pod)).changed is False
+
+
+def test_gnu_tar_knows_a_file_that_goes_on() -> None:
+    head = tar.header_of_rest(b"big", 3, 0o644, 1, offset=7)
+    with tarfile.open(fileobj=io.BytesIO(head + b"abc" + tar.padding(3) + tar.END)) as archive:
+        (member,) = archive.getmembers()
+    assert (member.name, member.size, member.type) == ("big", 3, b"M")
+    listed = subprocess.run(
+        ["tar", "-tvf", "-"], input=head + b"abc" + tar.padding(3) + tar.END, capture_output=True, check=True
+    )
+    assert b"big--Continued at byte 7--" in listed.stdout
+
+
 def test_caches_beside_the_code_on_the_pod_are_left_alone(tmp_path: Path) -> None:
     code = write(tmp_path / "code", {"pkg/a.py": b"1"})
     pod, ssh = tmp_path / "pod", FolderSsh()

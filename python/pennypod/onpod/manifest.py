@@ -31,6 +31,7 @@ CHUNK = 1 << 18
 BLOCK = 512
 NAMED = 20  # how many names an answer spells out where a count would do
 TICK_S = 1.0
+BEGUN_BYTES = 4 << 20  # a file that broke off is worth going on with from this size
 
 # relative path -> (kind, size, executable); kind is "file", "dir" or "other"
 Tree = Dict[bytes, Tuple[str, int, bool]]
@@ -83,8 +84,12 @@ def walk(root: bytes) -> Tree:
     return tree
 
 
-def sha256_of(path: bytes, limit: Optional[int] = None, on_bytes: Any = None) -> str:
-    """Hash of a file, or of its first `limit` bytes."""
+def sha256_of(path: bytes, on_bytes: Any = None) -> str:
+    return str(digest_of(path, on_bytes=on_bytes).hexdigest())
+
+
+def digest_of(path: bytes, limit: Optional[int] = None, on_bytes: Any = None) -> Any:
+    """The sha256 of a file, or of its first `limit` bytes, to go on with."""
     digest = hashlib.sha256()
     left = limit
     with open(path, "rb", buffering=0) as file:
@@ -97,7 +102,7 @@ def sha256_of(path: bytes, limit: Optional[int] = None, on_bytes: Any = None) ->
                 left -= len(chunk)
             if on_bytes is not None:
                 on_bytes(len(chunk))
-    return digest.hexdigest()
+    return digest
 
 
 class Ticker:
@@ -230,8 +235,11 @@ class Unzipped(Source):
         self.packed.give_back(self.engine.unused_data)
 
 
-def tar_members(source: Source) -> Iterator[Tuple[bytes, int, int, int]]:
-    """(name, size, mode, mtime) of each regular file; whoever iterates reads the content in between."""
+def tar_members(source: Source) -> Iterator[Tuple[bytes, int, int, int, bool]]:
+    """(name, size, mode, mtime, goes on) of each regular file; whoever iterates reads the content in between.
+
+    A member that goes on holds the rest of a file that is here in part, as in the second volume of an archive.
+    """
     name = b""
     while True:
         header = source.exactly(BLOCK)
@@ -244,9 +252,10 @@ def tar_members(source: Source) -> Iterator[Tuple[bytes, int, int, int]]:
             name = source.exactly(size).rstrip(b"\0")
             source.exactly(-size % BLOCK)
             continue
-        if kind != b"0":
+        if kind not in (b"0", b"M"):
             raise RefusedError("protocol", "unexpected kind %r in the tar stream" % kind)
-        yield name or header[:100].rstrip(b"\0"), size, tar_number(header[100:108]), tar_number(header[136:148])
+        mode, mtime = tar_number(header[100:108]), tar_number(header[136:148])
+        yield name or header[:100].rstrip(b"\0"), size, mode, mtime, kind == b"M"
         source.exactly(-size % BLOCK)
         name = b""
 
@@ -284,17 +293,28 @@ class Part:
         self.order: List[int] = []  # numbers of the files that come, in the order they come in
         self.hashed: Dict[int, str] = {}
         self.found: Tree = {}
+        self.begun: Dict[int, Any] = {}  # digests of the files that are here in part, by number
+        self.goes_on: Set[int] = set()
 
     def survey(self, tick: Ticker) -> Dict[str, Any]:
         """What is there already: hashes of the files that look right, and what does not belong."""
         tree = self.found = walk(self.root)
         have = []
+        begun = []
         for number, (path, size, executable) in enumerate(self.files):
-            if tree.get(path) == ("file", size, executable):
-                have.append([number, sha256_of(os.path.join(self.root, path), on_bytes=tick)])
+            kind, found_size, found_executable = tree.get(path, ("none", 0, False))
+            full = os.path.join(self.root, path)
+            if (kind, found_executable) != ("file", executable):
+                continue
+            if found_size == size:
+                have.append([number, sha256_of(full, on_bytes=tick)])
+            elif BEGUN_BYTES <= found_size < size:
+                digest = self.begun[number] = digest_of(full, found_size, on_bytes=tick)
+                begun.append([number, found_size, digest.hexdigest()])
         self.extra = self.extras(tree)
         return {
             "have": have,
+            "begun": begun,
             "extra": [to_text(path) for path in self.extra[:NAMED]],
             "extra_count": len(self.extra),
             "missing_dirs": sum(tree.get(path, ("",))[0] != "dir" for path in self.dirs)
@@ -339,7 +359,7 @@ class Part:
         for path in sorted(self.dirs):
             os.makedirs(os.path.join(self.root, path), exist_ok=True)
         for number in self.order:
-            if self.files[number][0] in self.found:
+            if self.files[number][0] in self.found and number not in self.goes_on:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(os.path.join(self.root, self.files[number][0]))
         return removed
@@ -347,11 +367,12 @@ class Part:
     def receive(self, source: Source) -> None:
         """Unpack one tar stream, hashing what is written."""
         stream = Unzipped(source) if self.compressed else source
-        for name, size, mode, mtime in tar_members(stream):
+        for name, size, mode, mtime, goes_on in tar_members(stream):
             number = self.index[name]
             path = os.path.join(self.root, name)
-            digest = hashlib.sha256()
-            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+            digest = self.begun[number] if goes_on else hashlib.sha256()
+            how = os.O_APPEND | os.O_NOFOLLOW if goes_on else os.O_CREAT | os.O_EXCL
+            handle = os.open(path, os.O_WRONLY | os.O_CLOEXEC | how, mode)
             try:
                 left = size
                 while left:
@@ -405,6 +426,7 @@ def _take(home: bytes, parts: List[Part], order: Dict[str, Any], source: Source)
     removed = 0
     for place, part in enumerate(parts):
         part.order = order["send"][place]
+        part.goes_on = set(order["go_on"][place])
         removed += part.prepare()
     free, inodes = free_space(home)
     count = sum(len(part.order) for part in parts)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pennypod.ssh import Ssh
 
 CHUNK = 1 << 18
-MAX_STRIKES = 5  # broken lines in a row without a single file more on the pod
+MAX_STRIKES = 5  # broken lines in a row without anything more on the pod
 MAX_ROUNDS = 4  # looks at a source that keeps changing, or a pod whose disk returns other bytes than it got
 FS_BLOCK = 4096
 
@@ -64,11 +64,17 @@ class Preview:
     paths: tuple[str, ...] = ()
 
 
+_Begun = tuple[int, "hashlib._Hash"]  # noqa: SLF001 - the name typeshed has for a digest
+
+
 @dataclass(slots=True)
 class _Survey:
-    """What the pod has: for each part the numbers of the files that are there and verified."""
+    """What the pod has: for each part the numbers of the files that are there and verified, and those whose beginning
+    is, with its length and its digest to go on with."""
 
     have: list[set[int]]
+    begun: list[dict[int, _Begun]]
+    verified: tuple[int, int]  # bytes, whole files
     extra: int
     missing_dirs: int
     free: int
@@ -172,7 +178,7 @@ class _Upload:
     def run(self) -> UploadResult:
         rounds = strikes = reconnects = removed = resumed = 0
         first: _Survey | None = None
-        best = -1
+        best = (-1, -1)
         while True:
             attempt = _Attempt()
             broken: LineBrokenError | None = None
@@ -183,11 +189,10 @@ class _Upload:
             removed += attempt.removed
             if attempt.survey is not None:
                 first = first or attempt.survey
-                have = sum(map(len, attempt.survey.have))
-                if reconnects and have > best:
-                    resumed = max(resumed, have - sum(map(len, first.have)))
+                if reconnects and attempt.survey.verified > best:
+                    resumed = max(resumed, attempt.survey.verified[1] - first.verified[1])
                     strikes = 0
-                best = max(best, have)
+                best = max(best, attempt.survey.verified)
             if broken is not None:
                 strikes += 1
                 reconnects += 1
@@ -210,7 +215,7 @@ class _Upload:
             files=self.sent_files,
             seconds=round(self.meter.seconds, 3),
             resumed_files=resumed,
-            unchanged_files=sum(map(len, first.have)),
+            unchanged_files=first.verified[1],
             removed_files=removed,
             reconnects=reconnects,
             made_directories=first.missing_dirs,
@@ -258,11 +263,17 @@ class _Upload:
                 [number for number in range(len(part.files)) if number not in have]
                 for part, have in zip(parts, survey.have, strict=True)
             ]
-            sizes = [part.files[number].size for part, numbers in zip(parts, todo, strict=True) for number in numbers]
+            work = list(zip(parts, todo, survey.begun, strict=True))
+            sizes = [
+                part.files[number].size - begun.get(number, (0,))[0]
+                for part, numbers, begun in work
+                for number in numbers
+            ]
             self.meter.start_from(self.plan.bytes - sum(sizes), self.plan.files - len(sizes))
             # What the files will take on disk, so that a pod without room refuses before the first byte.
-            session.tell({"send": todo, "bytes": sum(-(-size // FS_BLOCK) * FS_BLOCK for size in sizes)})
-            sent = [self._send(session, part, numbers, attempt) for part, numbers in zip(parts, todo, strict=True)]
+            room = sum(-(-size // FS_BLOCK) * FS_BLOCK for size in sizes)
+            session.tell({"send": todo, "go_on": [list(begun) for begun in survey.begun], "bytes": room})
+            sent = [self._send(session, part, numbers, begun, attempt) for part, numbers, begun in work]
             session.tell({"sha256": sent})
             attempt.now = self._look_again()  # while the pod looks at what it has
             answer = session.message()
@@ -272,7 +283,9 @@ class _Upload:
         ]
         attempt.bad = [name for name in attempt.bad if name not in attempt.changed]
 
-    def _send(self, session: Session, part: Part, numbers: list[int], attempt: _Attempt) -> list[str | None]:
+    def _send(
+        self, session: Session, part: Part, numbers: list[int], begun: dict[int, _Begun], attempt: _Attempt
+    ) -> list[str | None]:
         """Send one part as a tar stream; the hashes in the order of `numbers`, None for what must go again."""
         if not numbers:
             return []
@@ -280,14 +293,15 @@ class _Upload:
         hashes: list[str | None] = []
         for number in numbers:
             file = part.files[number]
-            sha256 = _send_file(out, part, file)
+            offset, digest = begun.get(number) or (0, hashlib.sha256())
+            sha256 = _send_file(out, part, file, offset, digest)
             hashes.append(sha256)
             if sha256 is None:
                 attempt.changed.append(f"{part.name}/{shown(file.path)}")
             else:
                 self.hashes.keep(part, file, sha256)
                 self.sent_files += 1
-                self.sent_bytes += file.size
+                self.sent_bytes += file.size - offset
             self.meter.files_done += 1
         out.put(tar.END)
         out.finish()
@@ -327,10 +341,16 @@ class _Out:
             self._session.write(self._zip.flush())
 
 
-def _send_file(out: _Out, part: Part, file: SourceFile) -> str | None:
-    """Put one file into the stream; its hash, or None when it was not the same from the plan to the last byte."""
-    mode = 0o755 if file.executable else 0o644
-    head = tar.header(os.fsencode(file.path), file.size, mode, file.mtime_ns // 1_000_000_000)
+def _send_file(out: _Out, part: Part, file: SourceFile, offset: int, digest: hashlib._Hash) -> str | None:
+    """Put one file, or what comes after `offset`, into the stream. `digest` is of what comes before.
+
+    Returns the hash of the whole file, or None when it was not the same from the plan to the last byte.
+    """
+    name, mode, mtime = os.fsencode(file.path), 0o755 if file.executable else 0o644, file.mtime_ns // 1_000_000_000
+    if offset:
+        head = tar.header_of_rest(name, file.size - offset, mode, mtime, offset)
+    else:
+        head = tar.header(name, file.size, mode, mtime)
     if file.content is not None:
         out.put(head)
         out.put(file.content, file.size)
@@ -341,8 +361,9 @@ def _send_file(out: _Out, part: Part, file: SourceFile) -> str | None:
         if not _is_as_planned(os.fstat(handle), file):
             return None
         out.put(head)
-        digest = hashlib.sha256()
-        left = file.size
+        if offset:
+            os.lseek(handle, offset, os.SEEK_SET)
+        left = file.size - offset
         while left:
             data = os.read(handle, min(CHUNK, left))
             if not data:
@@ -352,8 +373,25 @@ def _send_file(out: _Out, part: Part, file: SourceFile) -> str | None:
             out.put(data, len(data))
         for start in range(0, left, CHUNK):  # it shrank: the stream must keep to the size in the header
             out.put(bytes(min(CHUNK, left - start)))
-        out.put(tar.padding(file.size))
+        out.put(tar.padding(file.size - offset))
         return digest.hexdigest() if not left and _is_as_planned(os.fstat(handle), file) else None
+    except OSError as exc:
+        raise _unreadable(part, file, exc) from exc
+    finally:
+        os.close(handle)
+
+
+def _digest_of_beginning(part: Part, file: SourceFile, length: int) -> hashlib._Hash | None:
+    """The digest of the first `length` bytes, or None when the file is not as planned any more."""
+    if file.content is not None:
+        return None  # contents made here are small: they go whole
+    digest = hashlib.sha256()
+    handle = _open(part, file)
+    try:
+        while length and (data := os.read(handle, min(CHUNK, length))):
+            digest.update(data)
+            length -= len(data)
+        return digest if not length and _is_as_planned(os.fstat(handle), file) else None
     except OSError as exc:
         raise _unreadable(part, file, exc) from exc
     finally:
@@ -400,10 +438,22 @@ def _survey(session: Session, plan: UploadPlan, pod_home: str, hashes: _Hashes, 
     session.begin(request)
     answer = session.message()
     have: list[set[int]] = []
+    begun: list[dict[int, _Begun]] = []
     for part, found in zip(plan.parts, answer["parts"], strict=True):
         have.append({number for number, sha256 in found["have"] if hashes.of(part, part.files[number]) == sha256})
+        begun.append({})
+        for number, length, sha256 in found["begun"]:
+            digest = _digest_of_beginning(part, part.files[number], length)
+            if digest is not None and digest.hexdigest() == sha256:
+                begun[-1][number] = (length, digest)
     return _Survey(
         have=have,
+        begun=begun,
+        verified=(
+            sum(part.files[number].size for part, numbers in zip(plan.parts, have, strict=True) for number in numbers)
+            + sum(length for found in begun for length, _ in found.values()),
+            sum(map(len, have)),
+        ),
         extra=sum(found["extra_count"] for found in answer["parts"]),
         missing_dirs=sum(found["missing_dirs"] for found in answer["parts"]),
         free=int(answer["free"]),
