@@ -386,7 +386,6 @@ def test_the_module_fails_with_one_line_and_a_code(
     changes: dict[str, Any],
     code: str,
     words: str,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     result = module(check=code == "ssh", **changes)
     assert result["failed"] is True
