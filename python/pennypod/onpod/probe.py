@@ -614,7 +614,10 @@ def errata(facts: dict[str, Any], request: dict[str, Any], why: str, too_new: bo
         ("base weights", not lost, weights_text if facts["base_weights"] else "none asked for"),
         ("wallclock budget", True, "set by the plan, before anything was rented"),
     ]
-    return [{"number": i, "name": name, "ok": ok, "text": text} for i, (name, ok, text) in enumerate(rows, 1)]
+    return [
+        {"number": i, "name": name, "ok": ok, "text": text, "line": "erratum %d, %s: %s" % (i, name, text)}
+        for i, (name, ok, text) in enumerate(rows, 1)
+    ]
 
 
 def with_defaults(request: dict[str, Any]) -> dict[str, Any]:

@@ -41,6 +41,13 @@ def weights(asked: Iterable[dict[str, Any]], cache: str) -> list[dict[str, Any]]
     ]
 
 
+def apt_error(result: dict[str, Any]) -> str:
+    """Why apt failed, in one line."""
+    said = [line.strip() for line in str(result.get("stderr", "")).splitlines() if line.strip()]
+    errors = [line.removeprefix("E: ") for line in said if line.startswith("E: ")]
+    return "; ".join(dict.fromkeys(errors)) or (said or [str(result.get("msg", "no message"))])[-1]
+
+
 def pip_error(result: dict[str, Any]) -> str:
     """Why pip failed, in one line: its errors, and the conflict it explains on stdout."""
     said = [line.strip() for line in str(result.get("stderr", "")).splitlines()]
@@ -51,9 +58,11 @@ def pip_error(result: dict[str, Any]) -> str:
     return "; ".join(why) or next((line for line in reversed(said) if line), "") or str(result.get("msg", "no message"))
 
 
-def not_cached(wanted: Iterable[dict[str, Any]], cache_dir: str) -> list[dict[str, Any]]:
-    """Those base weights that the control side's cache does not hold under their hash."""
-    return [item for item in wanted if not (Path(cache_dir) / item["sha256"]).is_file()]
+def fetch_error(wanted: Iterable[dict[str, Any]], cache_dir: str, tried: Iterable[dict[str, Any]]) -> str:
+    """Which base weights the control side's cache does not hold under their hash, and what was said; empty when all."""
+    lost = [item["url"] for item in wanted if not (Path(cache_dir) / item["sha256"]).is_file()]
+    said = [result["msg"] for result in tried if result.get("msg") and result.get("item", {}).get("url") in lost]
+    return f"{', '.join(lost)} ({'; '.join(dict.fromkeys(said)) or 'no message'})" if lost else ""
 
 
 def point_data_yaml(state: dict[str, Any], data_dir: str) -> dict[str, Any]:
@@ -73,7 +82,8 @@ class FilterModule:
         return {
             "bootstrap_report": report,
             "bootstrap_weights": weights,
+            "bootstrap_apt_error": apt_error,
             "bootstrap_pip_error": pip_error,
-            "bootstrap_not_cached": not_cached,
+            "bootstrap_fetch_error": fetch_error,
             "bootstrap_point_data_yaml": point_data_yaml,
         }
