@@ -221,7 +221,10 @@ def test_a_fixed_port_that_is_taken(tmp_path: Path) -> None:
     with socket.socket() as busy:
         busy.bind(("127.0.0.1", 0))
         port = busy.getsockname()[1]
-    someone = Landlord(tmp_path, {"PENNYPOD_LOCAL_SSH_PORT": str(port)})
+    # And a state folder whose name has in it what engines take for separators.
+    home = tmp_path / "home, sweet: home"
+    home.mkdir()
+    someone = Landlord(home, {"PENNYPOD_LOCAL_SSH_PORT": str(port)})
     try:
         someone.provider.prepare("stock", print)
         pod = someone.rent()

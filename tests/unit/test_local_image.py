@@ -241,6 +241,7 @@ def test_a_cut_lifeline_ends_the_command_and_removes_its_files(
     code = f"""
 import pathlib, time
 pathlib.Path({str(work)!r}, "half.tar").write_text("half")
+pathlib.Path({str(beat)!r}).write_text("first")
 print("begun", flush=True)
 while True:
     pathlib.Path({str(beat)!r}).write_text(str(time.time()))

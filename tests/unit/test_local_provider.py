@@ -321,9 +321,55 @@ def test_the_host_key_of_an_ended_pod_is_not_waited_for(tmp_path: Path) -> None:
 # --- a GPU of this host --------------------------------------------------------------------------------------------
 
 
-def test_without_a_driver_this_host_is_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module.shutil, "which", lambda _name: None)
-    assert module.find_gpu(make(tmp_path, FakeEngine()).engine) == ("CPU", 1, ())
+@pytest.fixture
+def gpu_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a driver's device, the toolkit's list, and an nvidia-smi that knows two cards."""
+    (tmp_path / "nvidiactl").touch()
+    (tmp_path / "nvidia.yaml").touch()
+    program = tmp_path / "bin" / "nvidia-smi"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\nprintf 'NVIDIA GeForce RTX 4090, 24564\\nNVIDIA GeForce RTX 4090, 24564\\n'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
+    return tmp_path
+
+
+def find(folder: Path, kind: str = "podman", runtimes: tuple[str, ...] = ()) -> module.Hardware:
+    engine = Engine(kind, "/bin/e", "4", False, "", runtimes=runtimes, runner=FakeEngine())
+    return module.find_gpu(engine, control=folder / "nvidiactl", cdi_folders=[folder])
+
+
+def test_a_gpu_is_named_and_handed_on_as_the_engine_wants_it(gpu_host: Path) -> None:
+    flags = ("--device", "nvidia.com/gpu=all")
+    assert find(gpu_host) == module.Hardware("RTX 4090", 2, 25.8, flags)
+    assert find(gpu_host, "docker", ("nvidia", "runc")).flags == ("--gpus", "all")
+
+
+def test_a_gpu_that_cannot_be_handed_on_does_not_count(gpu_host: Path) -> None:
+    cpu = module.Hardware("CPU", 1, None, ())
+    assert find(gpu_host, "docker", ("runc",)) == cpu
+    (gpu_host / "nvidia.yaml").unlink()
+    assert find(gpu_host) == cpu
+
+
+@pytest.mark.parametrize("script", ["exit 9", "echo 'No devices were found'", "echo 'Tesla, [N/A]'", ""])
+def test_a_driver_that_shows_no_card_counts_as_a_cpu(gpu_host: Path, script: str) -> None:
+    (gpu_host / "bin" / "nvidia-smi").write_text(f"#!/bin/sh\n{script}\n")
+    assert find(gpu_host).gpu == "CPU"
+
+
+def test_without_a_driver_this_host_is_a_cpu(tmp_path: Path) -> None:
+    assert find(tmp_path) == module.Hardware("CPU", 1, None, ())
+
+
+def test_the_right_gpu_stands_in_for_nothing(tmp_path: Path) -> None:
+    provider = make(tmp_path, FakeEngine())
+    provider._found = module.Hardware("RTX 4090", 1, 25.8, ("--gpus", "all"))
+    (offer, *_) = provider.offers(Need(gpu=("rtx 4090", "H100"), disk_gb=0.001))
+    assert (offer.gpu, offer.gpu_ram_gb) == ("RTX 4090", 25.8)
+    assert "stands_in_for" not in offer.details
+    (two, *_) = provider.offers(Need(gpu=("RTX 4090",), gpu_count=2, disk_gb=0.001))
+    assert two.details["note"] == "this host's RTX 4090 stands in for 2 x RTX 4090"
 
 
 def test_link_speed_is_only_told_where_the_kernel_knows_it(tmp_path: Path) -> None:

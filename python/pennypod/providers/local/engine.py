@@ -6,6 +6,7 @@ no registry is needed), and remembered until the engine or the boot changes.
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import io
 import json
@@ -233,6 +234,13 @@ def _ports(ports: Any) -> dict[int, tuple[str, int]]:
     return found
 
 
+def read_only_mount(source: str, target: str) -> list[str]:
+    """Flags for a bind mount. The value is one line of CSV, which also carries colons and commas in a path."""
+    buffer = io.StringIO()
+    csv.writer(buffer, lineterminator="").writerow(["type=bind", f"source={source}", f"target={target}", "readonly"])
+    return ["--mount", buffer.getvalue()]
+
+
 def container_id(stdout: str) -> str | None:
     """The id a `run --detach` printed, among whatever else it said."""
     found = _CONTAINER_ID.findall(stdout)
@@ -377,7 +385,7 @@ def probe_flags(
             if on_progress is not None:
                 on_progress(f"trying how {engine.kind} starts containers here ({number + 1}/{len(variants)})")
             args = ["run", "--rm", "--pull", "never", "--label", f"{PROBE_LABEL}=1", *flags]
-            args += ["--shm-size", "64m", "-p", "127.0.0.1::22", "-v", f"{mount}:/settings:ro", image, "/probe"]
+            args += ["--shm-size", "64m", "-p", "127.0.0.1::22", *read_only_mount(mount, "/settings"), image, "/probe"]
             try:
                 done = engine.call(*args, timeout_s=PROBE_S)
             except TransientError as exc:

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pennypod.errors import InvalidError, NoCapacityError, TransientError
-from pennypod.providers.local.engine import Engine, engine_environment, error_line
+from pennypod.providers.local.engine import Engine, engine_environment, error_line, read_only_mount
 from pennypod.providers.local.hostsettings import HostSettings, write_tree
 
 OnProgress = Callable[[str], None]
@@ -304,9 +304,9 @@ def _works(argv: Sequence[str]) -> bool:
 
 def run_arguments(host: HostSettings, tree: Path) -> list[str]:
     """The mounts every container of ours gets: the host's settings, and its wheel folders at their own paths."""
-    args = ["-v", f"{tree}:{MOUNT}:ro"]
+    args = read_only_mount(str(tree), MOUNT)
     for folder in host.mounts:
-        args += ["-v", f"{folder}:{folder}:ro"]
+        args += read_only_mount(folder, folder)
     return args
 
 

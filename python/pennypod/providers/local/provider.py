@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +58,7 @@ class LocalProvider:
         self._cache = settings.cache_dir / "local"
         self._environ = dict(environ)
         self._engine = engine
-        self._gpu: tuple[str, int, tuple[str, ...]] | None = None
+        self._found: Hardware | None = None
 
     @property
     def name(self) -> str:
@@ -94,12 +93,14 @@ class LocalProvider:
                 " free some room or lower pod_disk_gb",
                 free_bytes=free,
             )
-        gpu, count, _flags = self._hardware()
+        has = self._hardware()
         speed = _link_mbps()
         details: dict[str, Any] = {"engine": f"{engine.kind} {engine.version}"}
-        if need.gpu and gpu not in need.gpu:
+        if _is_stand_in(has, need):
+            wish = " or ".join(need.gpu) or "a GPU"
+            wish = f"{need.gpu_count} x {wish}" if need.gpu_count > 1 else wish
             details["stands_in_for"] = list(need.gpu)
-            details["note"] = f"this host's {gpu} stands in for {' or '.join(need.gpu)}"
+            details["note"] = f"this host's {has.gpu} stands in for {wish}"
         found = []
         for number, machine in enumerate(MACHINES):
             price = _price_micros(self._environ) * (100 + _DEARER * number) // 100
@@ -110,12 +111,13 @@ class LocalProvider:
                     provider=self.name,
                     offer_id=machine,
                     machine_id=machine,
-                    gpu=gpu,
-                    gpu_count=count,
+                    gpu=has.gpu,
+                    gpu_count=has.count,
                     price_micros_per_h=price,
                     disk_gb=need.disk_gb,
                     secure=True,
                     region="local",
+                    gpu_ram_gb=has.ram_gb,
                     inet_down_mbps=speed,
                     inet_up_mbps=speed,
                     details=dict(details),
@@ -123,10 +125,10 @@ class LocalProvider:
             )
         return found
 
-    def _hardware(self) -> tuple[str, int, tuple[str, ...]]:
-        if self._gpu is None:
-            self._gpu = find_gpu(self.engine)
-        return self._gpu
+    def _hardware(self) -> Hardware:
+        if self._found is None:
+            self._found = find_gpu(self.engine)
+        return self._found
 
     # --- renting ------------------------------------------------------------------------------------------------------
 
@@ -134,7 +136,12 @@ class LocalProvider:
         """Find out how containers start here and build the image if it is not there yet; `rent` then only starts it."""
         if self._engine is None:
             self._engine = find_engine(self._environ, self._cache, on_progress=on_progress)
-        self._image(image, self._host(), on_progress)
+        try:
+            self._image(image, self._host(), on_progress)
+        except TransientError:
+            # Perhaps containers start differently by now: the next try finds out again.
+            forget_engine(self._cache)
+            raise
 
     def _image(self, image: str, host: HostSettings, on_progress: OnProgress) -> str:
         return ensure_image(self.engine, image, host, self._cache, self._environ, on_progress)
@@ -169,7 +176,7 @@ class LocalProvider:
         args += [part for key, value in (env | told).items() for part in ("-e", f"{key}={value}")]
         args += [
             *self.engine.flags,
-            *self._hardware()[2],
+            *self._hardware().flags,
             "-p",
             f"127.0.0.1:{port or ''}:22",
             *run_arguments(host, tree),
@@ -260,6 +267,11 @@ def local_provider(settings: Settings, environ: Mapping[str, str] | None = None)
     return LocalProvider(settings, os.environ if environ is None else environ)
 
 
+def _is_stand_in(has: Hardware, need: Need) -> bool:
+    wanted = {name.casefold() for name in need.gpu}
+    return bool(wanted and has.gpu.casefold() not in wanted) or need.gpu_count > has.count
+
+
 def _is_pod(row: Mapping[str, Any]) -> bool:
     """An image saved from a pod hands its labels on to whatever is started from it; the name tells them apart."""
     return bool(row["labels"].get(LABEL) == row["name"])
@@ -346,22 +358,37 @@ def _link_mbps(root: Path = Path("/sys/class/net")) -> float | None:
     return best if best > 0 else None
 
 
-def find_gpu(engine: Engine) -> tuple[str, int, tuple[str, ...]]:
-    """Name, count and the engine's flags for this host's NVIDIA GPUs; ("CPU", 1, ()) without them or the toolkit."""
-    none = ("CPU", 1, ())
-    if not Path("/dev/nvidiactl").exists() or shutil.which("nvidia-smi") is None:
-        return none
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """What the machines of this host have, and the engine's flags that bring it into a container."""
+
+    gpu: str = "CPU"
+    count: int = 1
+    ram_gb: float | None = None
+    flags: tuple[str, ...] = ()
+
+
+def find_gpu(
+    engine: Engine,
+    *,
+    control: Path = Path("/dev/nvidiactl"),
+    cdi_folders: Sequence[Path] = (Path("/etc/cdi"), Path("/var/run/cdi")),
+) -> Hardware:
+    """This host's NVIDIA GPUs, where the driver and the engine's toolkit for it are both there; else its CPU."""
+    if not control.exists():
+        return Hardware()
     if engine.kind == "docker":
         flags: tuple[str, ...] = ("--gpus", "all") if "nvidia" in engine.runtimes else ()
     else:
-        specs = [Path(folder) / "nvidia.yaml" for folder in ("/etc/cdi", "/var/run/cdi")]
-        flags = ("--device", "nvidia.com/gpu=all") if any(spec.exists() for spec in specs) else ()
+        listed = any((folder / "nvidia.yaml").exists() for folder in cdi_folders)
+        flags = ("--device", "nvidia.com/gpu=all") if listed else ()
     if not flags:
-        return none
+        return Hardware()
+    argv = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
     try:
-        argv = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
         text = subprocess.run(argv, capture_output=True, text=True, timeout=15, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
-        return none
-    names = [line.strip().removeprefix("NVIDIA ") for line in text.splitlines() if line.strip()]
-    return (names[0], len(names), flags) if names else none
+        cards = [line.split(",") for line in text.splitlines() if line.strip()]
+        name = re.sub(r"^(NVIDIA |GeForce )*", "", cards[0][0].strip())
+        return Hardware(name, len(cards), round(float(cards[0][1]) * 1024 * 1024 / 1e9, 1), flags)
+    except (OSError, subprocess.SubprocessError, IndexError, ValueError):
+        return Hardware()
