@@ -214,10 +214,15 @@ class CallbackModule(Default):
         self._clean_results(result.result, result.task.action)
         message = result.result.get("msg")
         if isinstance(message, str):
-            return message
-        if isinstance(message, (list, tuple)):
-            return "\n".join(str(item) for item in message)
-        return self._dump_results(result.result).strip()
+            text = message
+        elif isinstance(message, (list, tuple)):
+            text = "\n".join(str(item) for item in message)
+        else:
+            text = self._dump_results(result.result).strip()
+        host = result.host.get_name()
+        if len(self._live.runs) > 1 and is_run_id(host):
+            return "\n".join(f"{host}  {line}" for line in text.splitlines())
+        return text
 
     def _tell(self, failure: console.Failure, result: Any) -> None:
         with self._own_line():

@@ -9,7 +9,7 @@ short_description: Stage times of runs, for the ledger
 description:
   - A stage begins with the first task of the role of that name for a host, and ends when that host enters another role
     or the play ends. The stages V(plan), V(rent) and V(gate) are recorded by the code that rents.
-  - What a role does before the role C(pod) has begun for a host is preparation on this machine, and belongs to the plan.
+  - What a role does before the role C(pod) has begun for a host is preparation on this machine. It belongs to the plan.
   - Only hosts that are runs of the ledger are looked at.
   - Whatever goes wrong here is a warning. It never fails a play.
 author:

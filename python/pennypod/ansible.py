@@ -26,4 +26,5 @@ def run_module(
     except Exception as exc:  # noqa: BLE001 - the last line of defence before the user's screen
         message = f"a fault in pennypod: {type(exc).__name__}: {exc}"
         module.fail_json(msg=message, failure={"code": "bug", "message": message, "details": {}}, exception=exc)
-    module.exit_json(**result)
+    else:
+        module.exit_json(**result)
