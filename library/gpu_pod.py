@@ -62,7 +62,7 @@ options:
     type: bool
     default: false
   gate_time_limits:
-    description: Seconds that single parts of the acceptance check may take, by name, where the usual ones are too short.
+    description: Seconds that single parts of the acceptance check may take, by name.
     type: dict
     default: {}
   reason:

@@ -91,7 +91,6 @@ failure:
 """
 
 import contextlib
-import os
 import secrets
 from pathlib import Path
 from typing import Any
@@ -142,7 +141,7 @@ def _open(module: AnsibleModule, ledger: Ledger) -> dict[str, Any]:
         raise InputError("which job? say -e job=NAME; `ls group_vars/job_*.yml` shows them")
     for job in jobs:
         load_job(Path(options["jobs_dir"]), job)
-    root = Path(os.path.abspath(options["artifacts_root"]))
+    root = Path(options["artifacts_root"]).resolve()
     now = SystemClock().now()
     runs = []
     for job in jobs:

@@ -21,14 +21,13 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from workspace import REPOSITORY, Workspace
-
 from pennypod.clock import SystemClock
 from pennypod.model.ids import Lease
 from pennypod.model.offer import Need, Order
 from pennypod.providers.local import LocalProvider
 from pennypod.rental import Rental
 from pennypod.ssh import make_key_pair
+from workspace import REPOSITORY, Workspace
 
 BOOTSTRAPPED = "localhost/pennypod-bench:bootstrapped"
 SAVE_PLAY = """\
@@ -102,7 +101,7 @@ class Bench:
         """Seconds by stage of plain.sh, with the rent and the destroy around it."""
         say(f"plain.sh on {image}")
         started = time.monotonic()
-        pod_id, name, host, port = self.rent(image)
+        pod_id, _name, host, port = self.rent(image)
         rented = time.monotonic()
         known_hosts = self.workspace.root / f"known_hosts-{port}"
         out = self.workspace.root / f"plain-{port}"
@@ -128,9 +127,7 @@ def compare(ours: dict[str, float], plain: dict[str, float]) -> dict[str, Any]:
         "pennypod": ours,
         "plain": plain,
         "ratio": round(ours["total"] / plain["total"], 3),
-        "ratio_without_training": round(
-            (ours["total"] - ours["training"]) / (plain["total"] - plain["training"]), 3
-        ),
+        "ratio_without_training": round((ours["total"] - ours["training"]) / (plain["total"] - plain["training"]), 3),
         "ratio_dataset": round(ours["dataset"] / plain["dataset"], 3),
     }
 
