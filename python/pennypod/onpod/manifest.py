@@ -24,7 +24,13 @@ import stat
 import sys
 import time
 import zlib
-from typing import Any, BinaryIO, Dict, Iterator, List, Optional, Set, Tuple
+
+TYPE_CHECKING = False  # importing typing would make every start slower
+if TYPE_CHECKING:
+    from typing import Any, BinaryIO, Dict, Iterator, List, Optional, Set, Tuple
+
+    # relative path -> (kind, size, executable); kind is "file", "dir" or "other"
+    Tree = Dict[bytes, Tuple[str, int, bool]]
 
 MARK = "pennypod-manifest-1"
 CHUNK = 1 << 18
@@ -32,9 +38,6 @@ BLOCK = 512
 NAMED = 20  # how many names an answer spells out where a count would do
 TICK_S = 1.0
 BEGUN_BYTES = 4 << 20  # a file that broke off is worth going on with from this size
-
-# relative path -> (kind, size, executable); kind is "file", "dir" or "other"
-Tree = Dict[bytes, Tuple[str, int, bool]]
 
 
 class RefusedError(Exception):
@@ -61,7 +64,7 @@ def say(answer: Dict[str, Any]) -> None:
 # --- trees and hashes ------------------------------------------------------------------------------------------------
 
 
-def walk(root: bytes) -> Tree:
+def walk(root: bytes, sizes: bool = True) -> Tree:
     """Everything under `root`; symbolic links are never followed. A missing root is an empty tree."""
     tree: Tree = {}
     waiting = [b""]
@@ -73,12 +76,12 @@ def walk(root: bytes) -> Tree:
             continue
         for entry in entries:
             path = folder + b"/" + entry.name if folder else entry.name
-            info = entry.stat(follow_symlinks=False)
-            if stat.S_ISDIR(info.st_mode):
+            if entry.is_dir(follow_symlinks=False):
                 tree[path] = ("dir", 0, False)
                 waiting.append(path)
-            elif stat.S_ISREG(info.st_mode):
-                tree[path] = ("file", info.st_size, bool(info.st_mode & stat.S_IXUSR))
+            elif entry.is_file(follow_symlinks=False):
+                info = entry.stat(follow_symlinks=False) if sizes else None
+                tree[path] = ("file", info.st_size, bool(info.st_mode & stat.S_IXUSR)) if info else ("file", 0, False)
             else:
                 tree[path] = ("other", 0, False)
     return tree
@@ -336,10 +339,9 @@ class Part:
         return sorted(extra)
 
     def unfit(self, sent: List[Optional[str]]) -> Set[int]:
-        """Numbers of the files that did not arrive as `sent` (hashes in the order sent) or are not there whole."""
-        tree = walk(self.root)
-        sizes = enumerate(self.files)
-        bad = {number for number, (path, size, _) in sizes if tree.get(path, ("none", 0))[:2] != ("file", size)}
+        """Numbers of the files that did not arrive as `sent` (hashes in the order sent) or are not there."""
+        tree = walk(self.root, sizes=False)
+        bad = {number for number, (path, _, _) in enumerate(self.files) if tree.get(path, ("none",))[0] != "file"}
         for place, number in enumerate(self.order):
             if sent[place] is None or self.hashed.get(number) != sent[place]:
                 bad.add(number)

@@ -6,9 +6,9 @@ import fnmatch
 import os
 import stat
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pennypod.errors import InputError
 
@@ -60,8 +60,7 @@ DEFAULT_EXCLUDES = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class SourceFile:
+class SourceFile(NamedTuple):  # a dataclass takes several times as long to make, and there may be very many
     """One file to send. `path` is relative; `content`, when set, is sent in place of what is on disk."""
 
     path: str
@@ -198,7 +197,7 @@ def _source_file(path: str, info: os.stat_result) -> SourceFile:
 
 
 def _replaced(file: SourceFile, content: bytes | None) -> SourceFile:
-    return file if content is None else replace(file, size=len(content), content=content)
+    return file if content is None else file._replace(size=len(content), content=content)
 
 
 class _Walk:

@@ -224,6 +224,9 @@ class _Upload:
     def _look_again(self) -> UploadPlan:
         try:
             return self.plan.rescan()
+        except FileNotFoundError as exc:
+            path = shown(str(exc.filename))
+            raise SourceChangedError(f"{path} vanished while it was sent: nothing may use it now", path=path) from exc
         except (InputError, OSError) as exc:
             raise SourceChangedError(f"the source changed while it was sent: {exc}") from exc
 
