@@ -16,8 +16,8 @@ from fakes import ADDRESS
 from pennypod.acceptance import GateOptions, PodLogin, run_key
 from pennypod.clock import SystemClock
 from pennypod.ledger import AttemptState, Ledger, RunRecord, open_ledger
-from pennypod.model.ids import new_run_id
-from pennypod.model.offer import Need
+from pennypod.model.ids import Lease, new_run_id
+from pennypod.model.offer import Need, Order
 from pennypod.providers.local import LocalProvider
 from pennypod.rental import Rental, RentRequest, Tenancy
 from pennypod.settings import load_settings
@@ -187,32 +187,53 @@ def test_no_engine_at_all_is_no_local_pods_and_a_broken_one_is_an_error(rented: 
     assert "the pods of local cannot be listed" in broken.stderr
 
 
-def test_a_run_that_no_listing_shows_is_still_shown(rented: Rented) -> None:
-    run = new_run_id("lost", rented.clock.now(), secrets.randbelow)
-    rented.ledger.open_run(RunRecord(run, "lost", "1:1", rented.clock.now(), "/tmp/artifacts"))
-    from pennypod.model.ids import Lease
+# No sweep here looks ahead for real: it would end the pods of whatever else runs on this machine.
 
-    lease = Lease(run, 1, int(rented.clock.now()) + 600, "aaaaa")
+
+def test_a_run_that_no_listing_shows_is_still_shown_until_a_sweep_proves_it_gone(rented: Rented) -> None:
+    now = rented.clock.now()
+    run = new_run_id("lost", now, secrets.randbelow)
+    rented.ledger.open_run(RunRecord(run, "lost", "1:1", now, str(rented.home / run)))
     (offer, *_) = rented.provider.offers(Need(disk_gb=1))
-    attempt = rented.ledger.open_attempt(lease, offer, renter="1:1", at=rented.clock.now())
-    rented.ledger.record_pod(attempt.id, "0" * 12, rented.clock.now())
-    rented.ledger.record_ready(attempt.id, ADDRESS, rented.clock.now())
+    attempt = rented.ledger.open_attempt(Lease(run, 1, int(now) - 5, "aaaaa"), offer, renter="1:1", at=now)
+    rented.ledger.record_pod(attempt.id, "0" * 12, now)
+    rented.ledger.record_ready(attempt.id, ADDRESS, now)
     listed = rented.inventory()
     assert listed["unproven"]["hosts"] == [run]
     assert listed["_meta"]["hostvars"][run]["pennypod_may_still_be_billing"] is True
-    swept = rented.call("pennypod", "sweep", "--now", "+11m")
-    assert swept.returncode == 0, swept.stderr
+    assert rented.call("pennypod", "sweep").returncode == 0
     (record,) = rented.ledger.attempts(run)
     assert record.state is AttemptState.GONE
+    assert record.receipt is not None
+    assert rented.ledger.run(run).outcome == "cancelled"
+    assert run not in json.dumps(rented.inventory())
 
 
-def test_a_sweep_from_elsewhere_ends_it_by_its_name_alone(rented: Rented, tmp_path: Path) -> None:
-    """The last test here: an empty state folder, and a deadline that has passed."""
+def test_a_sweep_from_elsewhere_ends_an_overdue_pod_by_its_name_alone(rented: Rented, tmp_path: Path) -> None:
     elsewhere = {"PENNYPOD_HOME": str(tmp_path / "elsewhere")}
-    name = rented.tenancy.attempt.lease_name
-    early = json.loads(rented.call("pennypod", "sweep", "--dry-run", "--json", **elsewhere).stdout)
-    assert name in [pod["pod_name"] for pod in early["kept"]]
-    late = rented.call("pennypod", "sweep", "--dry-run", "--now", f"+{LIFETIME_S + 60}s", "--json", **elsewhere)
-    due = [pod for pod in json.loads(late.stdout)["pods"] if pod["pod_name"] == name]
-    assert [pod["action"] for pod in due] == ["would destroy"]
+    run = new_run_id("late", rented.clock.now(), secrets.randbelow)
+    lease = Lease(run, 1, int(rented.clock.now()) - 1, "aaaaa")
+    (offer, *_) = rented.provider.offers(Need(disk_gb=1))
+    key = run_key(rented.settings, rented.run)[1]
+    pod_id = rented.provider.rent(offer, Order(lease.name, "stock", 1, key, lease.deadline))
+    try:
+        dry = json.loads(rented.call("pennypod", "sweep", "--dry-run", "--json", **elsewhere).stdout)
+        assert [pod["action"] for pod in dry["pods"] if pod["pod_name"] == lease.name] == ["would destroy"]
+        assert rented.provider.pod(pod_id) is not None
+        done = rented.call("pennypod", "sweep", "--json", **elsewhere)
+        assert done.returncode == 0, done.stderr
+        document = json.loads(done.stdout)
+        assert [pod["action"] for pod in document["pods"] if pod["pod_name"] == lease.name] == ["destroyed"]
+        assert rented.tenancy.attempt.lease_name in [pod["pod_name"] for pod in document["kept"]]
+        assert rented.provider.pod(pod_id) is None
+        assert rented.provider.pod(rented.tenancy.pod.pod_id) is not None
+    finally:
+        rented.provider.destroy(pod_id)
+
+
+def test_looking_ahead_judges_this_pod_too(rented: Rented, tmp_path: Path) -> None:
+    ahead = ("sweep", "--dry-run", "--json", "--now", f"+{LIFETIME_S + 60}s")
+    done = rented.call("pennypod", *ahead, PENNYPOD_HOME=str(tmp_path))
+    due = [pod["action"] for pod in json.loads(done.stdout)["pods"] if pod["run"] == rented.run]
+    assert due == ["would destroy"]
     assert rented.provider.pod(rented.tenancy.pod.pod_id) is not None
