@@ -6,6 +6,7 @@ import json
 import os
 import secrets
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -410,6 +411,63 @@ def test_a_finished_build_is_an_image_that_pods_start_from(landlord: Landlord, t
     finally:
         landlord.clean()
         landlord.provider.engine.call("rmi", found)
+
+
+FIRST_BUILD = """
+import os
+from pathlib import Path
+from pennypod.providers.local import local_provider
+from pennypod.settings import Settings
+provider = local_provider(Settings(Path(os.environ["PENNYPOD_HOME"]), "sqlite://"), os.environ)
+provider.prepare("stock", lambda text: print(text, flush=True))
+print("built with", provider.engine.kind, flush=True)
+"""
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(3600)
+@pytest.mark.skipif(os.geteuid() != 0, reason="a second storage is set up for root only")
+def test_a_first_build_from_nothing_killed_once_on_the_way(tmp_path: Path) -> None:
+    if shutil.which("podman") is None:
+        pytest.skip("only podman can be given a second storage")
+    conf = tmp_path / "storage.conf"
+    conf.write_text(f'[storage]\ndriver = "overlay"\ngraphroot = "{tmp_path}/graph"\nrunroot = "{tmp_path}/run"\n')
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    env = {**os.environ, "CONTAINERS_STORAGE_CONF": str(conf), "TMPDIR": str(temporary), "PENNYPOD_ENGINE": "podman"}
+    env |= {"PENNYPOD_HOME": str(tmp_path / "home"), "PYTHONPATH": os.pathsep.join(sys.path)}
+
+    def start() -> subprocess.Popen[str]:
+        argv = [sys.executable, "-c", FIRST_BUILD]
+        return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=env, text=True)
+
+    def podman(*args: str) -> str:
+        done = subprocess.run(["podman", *args], capture_output=True, text=True, env=env, timeout=120)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    try:
+        first = start()
+        assert first.stdout is not None
+        assert any(line.startswith(("Debian packages, ", "image stock, ")) for line in first.stdout), "it is under way"
+        time.sleep(8)
+        first.kill()
+        first.communicate()
+        wait_until(lambda: not list(temporary.glob("pennypod-image-*")), 40)
+        mounts = Path("/proc/self/mountinfo").read_text()
+        assert f"{temporary}/pennypod-image-" not in mounts
+        assert podman("ps", "--all", "--quiet") == ""
+        assert "pennypod-stock" not in podman("images")
+        again = start()
+        output, _ = again.communicate(timeout=BUILD_S)
+        assert again.returncode == 0, output
+        assert "image stock is ready" in output
+        assert "pennypod-stock" in podman("images")
+        assert podman("ps", "--all", "--quiet") == ""
+        assert start().communicate(timeout=60)[0] == "built with podman\n", "the third time there is nothing to do"
+    finally:
+        subprocess.run(["podman", "rmi", "--all", "--force"], capture_output=True, env=env, timeout=120)
+        subprocess.run(["umount", "--recursive", str(tmp_path / "graph/overlay")], capture_output=True, timeout=30)
 
 
 @pytest.mark.heavy
