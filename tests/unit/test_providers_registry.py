@@ -19,6 +19,12 @@ def settings(tmp_path: Path) -> Settings:
     return Settings(tmp_path, "sqlite://")
 
 
+@pytest.fixture(autouse=True)
+def local_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rules are tried apart from which providers there happen to be."""
+    monkeypatch.setattr(registry, "PROVIDERS", {"local": registry.PROVIDERS["local"]})
+
+
 @pytest.fixture
 def cloud(monkeypatch: pytest.MonkeyPatch) -> None:
     """A provider with a key, as the ones to come have."""
@@ -41,7 +47,9 @@ def test_with_a_key_auto_is_that_provider(settings: Settings) -> None:
     providers, note = registry.select_providers("auto", settings, {"CLOUD_API_KEY": "k"})
     assert (list(providers), note) == (["cloud"], "")
     _, note = registry.select_providers("auto", settings, {"CLOUD_API_KEY": ""})
-    assert note == "CLOUD_API_KEY is not set: using local pods on this machine"
+    assert note == (
+        "neither VAST_API_KEY nor RUNPOD_API_KEY nor CLOUD_API_KEY is set: using local pods on this machine"
+    )
 
 
 @pytest.mark.usefixtures("cloud")
@@ -52,8 +60,30 @@ def test_a_provider_by_name_needs_its_key(settings: Settings) -> None:
 
 
 def test_an_unknown_provider_is_told_what_there_is(settings: Settings) -> None:
-    with pytest.raises(InputError, match="no provider 'moon': use auto or local"):
+    with pytest.raises(InputError, match="no provider 'moon': use auto or vast, runpod, local"):
         registry.select_providers("moon", settings, {})
+
+
+def test_both_clouds_open_with_their_keys_and_ask_for_nothing_yet(settings: Settings) -> None:
+    keys = {"VAST_API_KEY": "v", "RUNPOD_API_KEY": "r", "VAST_URL": "http://127.0.0.1:1"}
+    providers, note = registry.select_providers("auto", settings, keys)
+    assert (list(providers), note) == (["vast", "runpod"], "")
+    assert [provider.name for provider in providers.values()] == ["vast", "runpod"]
+    assert list(registry.select_providers("auto", settings, {"RUNPOD_API_KEY": "r"})[0]) == ["runpod"]
+
+
+@pytest.mark.parametrize("key", ["two words", "line\nbreak", "sch\u00f6n"])
+def test_a_key_that_is_none_is_refused_without_being_shown(settings: Settings, key: str) -> None:
+    with pytest.raises(AuthError) as caught:
+        registry.select_providers("vast", settings, {"VAST_API_KEY": key})
+    assert key not in str(caught.value)
+
+
+@pytest.mark.parametrize("url", ["ftp://x", "https://user:pw@host", "console.vast.ai", "https://host/?api_key=1"])
+def test_an_address_that_is_none_is_refused_without_being_shown(settings: Settings, url: str) -> None:
+    with pytest.raises(InputError) as caught:
+        registry.select_providers("vast", settings, {"VAST_API_KEY": "k", "VAST_URL": url})
+    assert url not in str(caught.value)
 
 
 @pytest.mark.usefixtures("cloud")
