@@ -26,6 +26,7 @@ import atexit
 import contextlib
 import io
 import os
+import select
 import shutil
 import sys
 import threading
@@ -56,13 +57,14 @@ class CallbackModule(Default):
         self._lock = getattr(self._display, "_lock", None) or threading.RLock()
         self._failures = console.Failures()
         self._terminal = self._display.verbosity == 0 and sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+        self._output = _Output()
         self._live = console.Live(
             load_settings().runs_dir,
-            _Output(),
+            self._output,
             since=time.time() - 1,
             terminal=self._terminal,
             color=bool(ANSIBLE_COLOR),
-            width=lambda: shutil.get_terminal_size().columns,
+            size=lambda: tuple(shutil.get_terminal_size()),
         )
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
@@ -82,8 +84,9 @@ class CallbackModule(Default):
 
     def _keep_ticking(self) -> None:
         while not self._ended.wait(TICK_TERMINAL_S if self._terminal else TICK_PLAIN_S):
+            # A terminal that somebody halted (Ctrl-S) must not halt the run: it gets to see afterwards what happened.
             with self._lock:
-                if not self._ended.is_set():
+                if not self._ended.is_set() and self._output.takes_more():
                     self._live.tick(time.time())
 
     def _stop_ticking(self) -> None:
@@ -264,6 +267,13 @@ class _Output:
         except (OSError, ValueError, AttributeError):
             self._descriptor = None
         self._encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+
+    def takes_more(self) -> bool:
+        if self._descriptor is None:
+            return False
+        poller = select.poll()
+        poller.register(self._descriptor, select.POLLOUT)
+        return bool(poller.poll(0))
 
     def __call__(self, text: str) -> None:
         data = text.encode(self._encoding, "replace")

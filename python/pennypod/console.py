@@ -208,7 +208,8 @@ def frame(permanent: Sequence[str], statuses: Sequence[str], color: bool) -> str
 class Live:
     """Follows the event files of runs and writes what is new; on a terminal it also keeps a status line per run.
 
-    `write` gets text for the output, `width` tells the terminal's present width. Events older than `since` are history.
+    `write` gets text for the output, `size` tells the terminal's present columns and rows. Events older than `since`
+    are history.
     """
 
     def __init__(
@@ -219,14 +220,14 @@ class Live:
         since: float,
         terminal: bool = False,
         color: bool = False,
-        width: Callable[[], int] = lambda: 80,
+        size: Callable[[], tuple[int, int]] = lambda: (80, 24),
     ) -> None:
         self._runs_dir = runs_dir
         self._write = write
         self._since = since
         self._terminal = terminal
         self._color = color
-        self._width = width
+        self._size = size
         self._thinner = Thinner()
         self._tails: dict[str, Tail] = {}
         self._views: dict[str, RunView] = {}
@@ -273,8 +274,10 @@ class Live:
                 yield line(view, event)
 
     def _statuses(self, now: float) -> list[str]:
-        width = self._width()
-        return [status(view, now, width) for view in list(self._views.values()) if view.stage and not view.over]
+        columns, rows = self._size()
+        shown = [status(view, now, columns) for view in list(self._views.values()) if view.stage and not view.over]
+        room = max(1, rows - 3)  # lines above the top of the screen could not be reached again
+        return shown if len(shown) <= room else [*shown[: room - 1], f"... and {len(shown) - room + 1} more runs"]
 
 
 # --- failures ---------------------------------------------------------------------------------------------------------

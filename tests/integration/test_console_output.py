@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pty
 import re
 import select
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from pennypod.model.ids import Lease
 from pennypod.model.offer import Offer
 from pennypod.settings import Settings, load_settings
 from terminal import Screen
+from workspace import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 PLAYBOOK = str(Path(sys.executable).parent / "ansible-playbook")
@@ -262,6 +265,39 @@ def test_dumb_terminals_and_no_color_are_honoured(stage: Stage, environ: dict[st
         assert "\x1b[1A" not in text
     else:
         assert not re.search(r"\x1b\[[\d;]*m", text)
+
+
+def test_a_halted_terminal_does_not_halt_the_run(stage: Stage) -> None:
+    """Ctrl-S: nothing can be written any more, and the tasks go on all the same."""
+    mark = stage.root / "mark"
+    playbook = HEAD.replace(", demo-1201-bbbbb", "") + emit_task(stage.root, 1.0)
+    playbook += "".join(f"    - ansible.builtin.debug: {{msg: {number}, verbosity: 1}}\n" for number in range(5))
+    playbook += f"    - ansible.builtin.file: {{path: {mark}, state: touch}}\n      delegate_to: localhost\n"
+    main, side = pty.openpty()
+    process = subprocess.Popen(
+        stage.prepare(playbook),
+        env=stage.environment(TERM="xterm-256color"),
+        stdin=side,
+        stdout=side,
+        stderr=side,
+        start_new_session=True,
+    )
+    try:
+        wait_until(lambda: select.select([main], [], [], 0)[0] and b"asking" in os.read(main, 65536), 60, "output")
+        termios.tcflow(side, termios.TCOOFF)
+        wait_until(mark.exists, 60, "the last task")
+        termios.tcflow(side, termios.TCOON)
+        os.close(side)
+        shown = b""
+        with contextlib.suppress(OSError):
+            while part := os.read(main, 65536):
+                shown += part
+        assert b"pod abc proven gone" in shown
+        assert process.wait(timeout=30) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(main)
 
 
 def test_many_forks_beside_the_live_thread_neither_hang_nor_lose_lines(stage: Stage) -> None:

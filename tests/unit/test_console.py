@@ -244,7 +244,7 @@ def test_plain_lines_of_every_followed_run_and_of_no_other(tmp_path: Path) -> No
 
 
 def test_on_a_terminal_progress_lives_in_one_line_per_run_that_fits_the_width(tmp_path: Path) -> None:
-    world = World(tmp_path, terminal=True, width=lambda: 60)
+    world = World(tmp_path, terminal=True, size=lambda: (60, 24))
     for run in (RUN, OTHER):
         world.live.follow(run)
         world.emit("rent", f"asking for {run}", 101.0, run=run, usd_per_h=3.6)
@@ -266,6 +266,17 @@ def test_on_a_terminal_progress_lives_in_one_line_per_run_that_fits_the_width(tm
     assert max(len(row) for row in rows[4:]) < 60
     world.live.clear()
     assert len(world.screen.text) == 4
+
+
+def test_more_runs_than_rows_are_counted_and_not_drawn(tmp_path: Path) -> None:
+    world = World(tmp_path, terminal=True, size=lambda: (80, 8))
+    runs = [f"demo-1201-{letter}aaaa" for letter in "abcdefgh"]
+    for run in runs:
+        world.live.follow(run)
+        world.emit("dataset", "sending", 101.0, run=run, bytes=1)
+    world.live.tick(102.0)
+    assert [row.split()[0] for row in world.screen.text] == [*runs[:4], "..."]
+    assert world.screen.text[-1] == "... and 4 more runs"
 
 
 def test_a_terminal_is_not_written_to_when_nothing_has_changed(tmp_path: Path) -> None:
