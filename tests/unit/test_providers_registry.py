@@ -19,12 +19,6 @@ def settings(tmp_path: Path) -> Settings:
     return Settings(tmp_path, "sqlite://")
 
 
-@pytest.fixture(autouse=True)
-def local_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rules are tried apart from which providers there happen to be."""
-    monkeypatch.setattr(registry, "PROVIDERS", {"local": registry.PROVIDERS["local"]})
-
-
 @pytest.fixture
 def cloud(monkeypatch: pytest.MonkeyPatch) -> None:
     """A provider with a key, as the ones to come have."""
