@@ -107,9 +107,13 @@ class FakeLogin:
     def __init__(self, *verdicts: GateError | SshError | None) -> None:
         self._verdicts = list(verdicts)
 
-    def log_in(self, address: SshAddress, host_keys: Sequence[str], limit_s: float) -> None:
+    def log_in(
+        self, addresses: Callable[[], Sequence[SshAddress]], host_keys: Sequence[str], limit_s: float
+    ) -> SshAddress:
+        ways_in = addresses()
         if self._verdicts and isinstance(self._verdicts[0], SshError):
             raise self._verdicts.pop(0)  # type: ignore[misc]
+        return ways_in[0]
 
     def check(self, address: SshAddress) -> dict[str, Any]:
         verdict = self._verdicts.pop(0) if self._verdicts else None

@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from pennypod.clock import Clock
-from pennypod.errors import GateError
+from pennypod.errors import GateError, SshError
 from pennypod.model.pod import SshAddress
 from pennypod.settings import Settings
 from pennypod.ssh import Ssh, SshTarget, control_path, make_key_pair, trust_host_keys, wait_for_ssh
 
 _CHECK_SCRIPT = Path(__file__).parent / "onpod" / "gpu_check.py"
 _CHECK_LIMIT_S = 300.0
+_FIRST_TRY_S = 20.0  # on one way in, before the next is tried and the pod is looked at again
+_LONGEST_TRY_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +66,37 @@ class PodLogin:
         self._clock = clock
         self._on_wait = on_wait
 
-    def log_in(self, address: SshAddress, host_keys: Sequence[str], limit_s: float) -> None:
-        """Raises SshError when no login succeeds within `limit_s`; `on_wait` may raise to stop earlier."""
-        if host_keys:
-            known_hosts = self._settings.run_dir(self._run) / "known_hosts"
-            trust_host_keys(known_hosts, address.host, address.port, list(host_keys))
-        ssh = Ssh(run_target(self._settings, self._run, address))
-        wait_for_ssh(ssh, deadline_s=limit_s, clock=self._clock, on_wait=self._on_wait)
+    def log_in(
+        self, addresses: Callable[[], Sequence[SshAddress]], host_keys: Sequence[str], limit_s: float
+    ) -> SshAddress:
+        """The first address that lets us in. Raises SshError when none does within `limit_s`.
+
+        `addresses` is asked again after each round over all of them; it and `on_wait` may raise to stop earlier.
+        """
+        known_hosts = self._settings.run_dir(self._run) / "known_hosts"
+        end = self._clock.now() + limit_s
+        try_s = _FIRST_TRY_S
+        why = ""
+        while True:
+            for address in addresses():
+                left = end - self._clock.now()
+                if left <= 0:
+                    break
+                # Until a login has worked, no host key is believed: an earlier pod may have had the same address, and
+                # sshd may still be making its keys.
+                trust_host_keys(known_hosts, address.host, address.port, list(host_keys))
+                ssh = Ssh(run_target(self._settings, self._run, address))
+                try:
+                    wait_for_ssh(ssh, deadline_s=min(try_s, left), clock=self._clock, on_wait=self._on_wait)
+                except SshError as exc:
+                    why = exc.message.rpartition("; last answer: ")[2]
+                else:
+                    return address
+            if self._clock.now() >= end:
+                raise SshError(f"no login within {limit_s:.0f} s; last answer: {why or 'the pod shows no address'}")
+            if not why:
+                self._clock.sleep(1.0)
+            try_s = min(2 * try_s, _LONGEST_TRY_S)
 
     def check(self, address: SshAddress) -> dict[str, Any]:
         """The acceptance report. Raises GateError with the reason when the pod fails, or gives no verdict in time."""

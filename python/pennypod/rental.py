@@ -32,7 +32,7 @@ from pennypod.model.ids import Lease, RandomBelow, parse_lease, random_base32
 from pennypod.model.money import cost_micros, format_usd, micros_to_usd
 from pennypod.model.offer import Offer, Order
 from pennypod.model.pod import Pod, PodState, SshAddress
-from pennypod.providers.base import Provider
+from pennypod.providers.base import AttachesKeys, Provider
 
 QUARANTINE_S = 24 * 3600.0
 """A machine that failed the gate is left alone for a day; hosts do get repaired."""
@@ -44,8 +44,14 @@ Report = Callable[..., None]
 class Login(Protocol):
     """Makes a pod usable over SSH and checks it; see `acceptance.PodLogin`."""
 
-    def log_in(self, address: SshAddress, host_keys: Sequence[str], limit_s: float) -> None:
-        """Raises SshError when no login succeeds within `limit_s` seconds."""
+    def log_in(
+        self, addresses: Callable[[], Sequence[SshAddress]], host_keys: Sequence[str], limit_s: float
+    ) -> SshAddress:
+        """The address that let us in. Raises SshError when no login succeeds within `limit_s` seconds.
+
+        `addresses` looks at the pod again each time it is called: ways in change while a pod starts. It raises when
+        the pod will not become usable.
+        """
 
     def check(self, address: SshAddress) -> dict[str, Any]:
         """Run the acceptance check and return its report. Raises GateError when the pod fails it."""
@@ -151,7 +157,7 @@ class Rental:
             self._ledger.record_ready(attempt.id, tenancy.address, self._clock.now())
             return tenancy
         except PennypodError as exc:
-            if isinstance(exc, GateError):
+            if isinstance(exc, GateError) and not offer.pooled:
                 self._quarantine(offer, exc)
             self.destroy(self._attempt(attempt), outcome=exc.code, reason=str(exc), report=report)
             raise
@@ -193,18 +199,47 @@ class Rental:
     ) -> Tenancy:
         started = self._clock.now()
         pod = self._wait_until_running(request.run, provider, pod_id, report)
-        if pod.address is None:
-            raise NotReadyError(f"pod {short(pod_id)} runs but has no SSH address")
         left = max(5.0, provider.timing.start_limit_s - (self._clock.now() - started))
-        login.log_in(pod.address, provider.host_keys(pod_id), left)
+        ways_in = self._ways_in(provider, pod, request.public_key, report)
+        address = login.log_in(ways_in, provider.host_keys(pod_id), left)
         seconds = self._clock.now() - started
-        report("rent", f"logged in to {pod.address.host}:{pod.address.port} after {seconds:.1f} s")
+        report("rent", f"logged in to {address.host}:{address.port} after {seconds:.1f} s")
         self._ledger.finish_stage(request.run, "rent", self._clock.now())
         self._ledger.start_stage(request.run, "gate", self._clock.now())
-        gate = login.check(pod.address)
+        gate = login.check(address)
         self._ledger.finish_stage(request.run, "gate", self._clock.now())
         report("gate", f"accepted: {gate.get('summary', 'all checks passed')}")
-        return Tenancy(self._attempt(attempt), pod, pod.address, created=True, gate=gate)
+        return Tenancy(self._attempt(attempt), pod, address, created=True, gate=gate)
+
+    def _ways_in(
+        self, provider: Provider, pod: Pod, public_key: str, report: Report
+    ) -> Callable[[], Sequence[SshAddress]]:
+        """A function that lets the run's key in and says where to log in, anew at every call.
+
+        Ports move while a pod starts, and a provider may have lost the key: both are put right between two tries.
+        """
+        seen: Pod | None = pod
+
+        def look() -> Sequence[SshAddress]:
+            nonlocal seen
+            self._attach_key(provider, pod.pod_id, public_key, report)
+            found, seen = seen or self._look(provider, pod.pod_id), None
+            if found is None:
+                raise NotReadyError(f"pod {short(pod.pod_id)} vanished before anybody could log in")
+            if found.state in (PodState.FAILED, PodState.STOPPED):
+                raise NotReadyError(_given_up(found))
+            return found.addresses
+
+        return look
+
+    def _attach_key(self, provider: Provider, pod_id: str, public_key: str, report: Report) -> None:
+        if not isinstance(provider, AttachesKeys):
+            return
+        try:
+            provider.attach_key(pod_id, public_key)
+        except ProviderError as exc:
+            # The create call has brought the key along as well; whether a login works is what counts.
+            report("rent", f"pod {short(pod_id)}: the key could not be attached: {exc}")
 
     def _wait_until_running(self, run: str, provider: Provider, pod_id: str, report: Report) -> Pod:
         """Progress extends patience, a terminal state ends it at once, nothing waits without a limit."""
@@ -219,9 +254,7 @@ class Rental:
                 if pod.state is PodState.RUNNING and pod.address is not None:
                     return pod
                 if pod.state in (PodState.FAILED, PodState.STOPPED):
-                    raise NotReadyError(
-                        f"pod {short(pod_id)} is {pod.state.value}: {pod.progress or 'no reason given'}"
-                    )
+                    raise NotReadyError(_given_up(pod))
                 look = (pod.state, pod.progress, pod.address)
                 if look != seen:
                     seen, changed = look, now
@@ -411,6 +444,10 @@ def ours(pods: Sequence[Pod]) -> list[tuple[Pod, Lease]]:
 def short(pod_id: str) -> str:
     """Container engines have ids of 64 digits; twelve are plenty for people."""
     return pod_id[:12]
+
+
+def _given_up(pod: Pod) -> str:
+    return f"pod {short(pod.pod_id)} is {pod.state.value}: {pod.progress or 'no reason given'}"
 
 
 def _address_of(attempt: AttemptRecord) -> SshAddress | None:

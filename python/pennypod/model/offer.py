@@ -11,7 +11,8 @@ class Need:
     """What a job asks of a machine; the one filter language for all providers.
 
     `gpu` is a list of choices in order of preference; empty means any. Sizes in GB, bandwidth in Mbit/s, price in
-    micro-dollars per hour. None means "no limit".
+    micro-dollars per hour. None means "no limit". `vast_query` is more of the same in Vast's own search language; other
+    providers do not read it.
     """
 
     gpu: tuple[str, ...] = ()
@@ -25,11 +26,16 @@ class Need:
     region: tuple[str, ...] = ()
     secure: bool = False
     max_price_micros_per_h: int | None = None
+    vast_query: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """Something rentable now. `price_micros_per_h` is all-in for the disk that was asked: GPU plus disk, no traffic."""
+    """Something rentable now. `price_micros_per_h` is all-in for the disk that was asked: GPU plus disk, no traffic.
+
+    `pooled` means that the provider chooses the machine at the create: `machine_id` then names the pool, and one bad
+    machine says nothing about the next one.
+    """
 
     provider: str
     offer_id: str
@@ -47,6 +53,7 @@ class Offer:
     traffic_down_micros_per_gb: int = 0
     traffic_up_micros_per_gb: int = 0
     details: dict[str, Any] = field(default_factory=dict, compare=False)
+    pooled: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ class Pod:
     """A pod in its provider's listing. `created` is Unix seconds; money in micro-dollars per hour.
 
     `progress` is free text that changes while the pod is being made (an image pull); `address` is known once SSH is.
+    `other_addresses` lead to the same sshd by another way (a proxy), to be tried when the first one does not answer.
     """
 
     provider: str
@@ -42,6 +43,12 @@ class Pod:
     address: SshAddress | None = None
     progress: str = ""
     details: dict[str, Any] = field(default_factory=dict, compare=False)
+    other_addresses: tuple[SshAddress, ...] = ()
+
+    @property
+    def addresses(self) -> tuple[SshAddress, ...]:
+        """Every way in, the best first; empty while there is none."""
+        return () if self.address is None else (self.address, *self.other_addresses)
 
     @property
     def billing(self) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from pennypod.model.offer import Need, Offer, Order
 from pennypod.model.pod import Pod
@@ -68,3 +68,11 @@ class Provider(Protocol):
 
     def balance_micros(self) -> int | None:
         """Money left in the account, None where the notion does not exist."""
+
+
+@runtime_checkable
+class AttachesKeys(Protocol):
+    """A provider that lets a key into a pod that already exists; elsewhere the create call is the only chance."""
+
+    def attach_key(self, pod_id: str, public_key: str) -> None:
+        """Let `public_key` log in. Idempotent, also with a key that is there already."""

@@ -26,7 +26,22 @@ class Entry:
     key_variable: str
 
 
+# Loaded when they are used: the HTTP library costs a tenth of a second, which every local command would pay.
+def _vast(settings: Settings, environ: Mapping[str, str]) -> Provider:
+    from pennypod.providers.vast import vast_provider
+
+    return vast_provider(settings, environ)
+
+
+def _runpod(settings: Settings, environ: Mapping[str, str]) -> Provider:
+    from pennypod.providers.runpod import runpod_provider
+
+    return runpod_provider(settings, environ)
+
+
 PROVIDERS: dict[str, Entry] = {
+    "vast": Entry(_vast, "VAST_API_KEY"),
+    "runpod": Entry(_runpod, "RUNPOD_API_KEY"),
     LOCAL: Entry(local_provider, ""),
 }
 

@@ -1,0 +1,586 @@
+"""Vast.ai: a market of other people's machines. Floor 1: the HTTP API is its one outside thing.
+
+What its API does differently from what one would expect, each with its place below: a refusal may come with status 200
+and `success: false`; a wrong key looks like 404; a create may say "failed" and still have made an instance; a listing
+has 25 rows per page and an old endpoint that is gone; an offer can be rented once; calls need a pause between them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shlex
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from pennypod import gpus, vastquery
+from pennypod.clock import Clock, SystemClock
+from pennypod.errors import (
+    AmbiguousError,
+    AuthError,
+    FundsError,
+    InvalidError,
+    NoCapacityError,
+    OfferGoneError,
+    ProviderError,
+    TransientError,
+)
+from pennypod.model.ids import parse_lease
+from pennypod.model.money import MICROS_PER_USD, usd_to_micros
+from pennypod.model.offer import Need, Offer, Order
+from pennypod.model.pod import Pod, PodState, SshAddress
+from pennypod.providers.base import Timing
+from pennypod.providers.http import Http, Pacing, Reply
+from pennypod.settings import Settings
+
+KEY_VARIABLE = "VAST_API_KEY"
+URL_VARIABLE = "VAST_URL"
+DEFAULT_URL = "https://console.vast.ai"
+DEFAULT_IMAGE = "vastai/pytorch:@vastai-automatic-tag"  # Vast resolves the tag to one that the host's driver can run
+
+TIMING = Timing(
+    listing_lag_s=30.0,
+    absence_checks=3,
+    absence_spacing_s=5.0,
+    poll_s=10.0,
+    start_patience_s=600.0,  # pull progress shows in status_msg and starts it anew
+    start_limit_s=1800.0,
+)
+
+# Seconds between two calls, as the service enforces them, and a little more.
+SPACING_S = {
+    "search": 2.1,
+    "create": 4.6,
+    "list": 1.1,
+    "get": 2.1,
+    "destroy": 3.1,
+    "label": 1.1,
+    "ssh": 2.1,
+    "logs": 1.1,
+    "user": 2.1,
+    "charges": 1.1,
+    "spend": 2.1,
+}
+
+HOURS_PER_MONTH = 720.0  # Vast's month, by its own arithmetic: $/GB/month over 30 days
+MIN_DISK_GB = 8.0
+_SEARCH_ROWS = 64
+_PAGE_ROWS = 25
+_MAX_PAGES = 2000
+_MAX_ONSTART = 4000
+_MAX_LABEL = 256
+_MAX_ENV = 32_000
+_LOG_TRIES = 30
+_LOG_PAUSE_S = 0.3
+
+_MONEY = re.compile(r"\b(?:credits?|billing|spend|payment|funds)\b")
+_BROKEN = re.compile(r"\b(?:error|failed|failure|oci runtime|permission denied|no space left)\b")
+_GONE_ASK = re.compile(r"\bno such ask\b|no longer available")
+_NO_CAPACITY = re.compile(r"\bresources unavailable\b|\bnot available\b|\bunavailable\b|\bno capacity\b")
+_NO_INSTANCE = frozenset({"no_such_instance", "not_found"})
+_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_COUNTRY = re.compile(r"[A-Za-z]{2}")
+
+_STARTING = frozenset({"", "created", "loading", "rebooting", "restarting", "recycling", "scheduling"})
+_AT_REST = frozenset({"exited", "stopped", "frozen"})
+
+
+class VastProvider:
+    """Instances on Vast.ai. Keeps nothing but the pauses between its calls."""
+
+    def __init__(self, http: Http, clock: Clock, *, timing: Timing = TIMING) -> None:
+        self._http = http
+        self._clock = clock
+        self._timing = timing
+
+    @property
+    def name(self) -> str:
+        return "vast"
+
+    @property
+    def timing(self) -> Timing:
+        return self._timing
+
+    # --- offers -------------------------------------------------------------------------------------------------------
+
+    def offers(self, need: Need) -> list[Offer]:
+        """The cheapest offers that fit, priced for the disk that will be rented."""
+        body = search_body(need)
+        if body is None:
+            return []
+        reply = self._http.request(
+            "POST", "/api/v0/bundles/", body=body, endpoint="search", final_errors=("search_quota_exceeded",)
+        )
+        rows = self._checked(reply, "search").get("offers")
+        if not isinstance(rows, list):
+            raise TransientError("vast: the search gave no list of offers")
+        found: dict[str, Offer] = {}
+        for row in rows:
+            offer = _offer(row, need) if isinstance(row, dict) else None
+            if offer is not None:
+                found.setdefault(offer.offer_id, offer)
+        return list(found.values())
+
+    def prepare(self, image: str, on_progress: Callable[[str], None]) -> None:
+        """Nothing: Vast's hosts pull the image themselves."""
+
+    # --- renting ------------------------------------------------------------------------------------------------------
+
+    def rent(self, offer: Offer, order: Order) -> str:
+        """Rent an offer for the lease in `order.name`. One request, never repeated."""
+        body = create_body(offer, order)
+        end = offer.details.get("end_date")
+        if isinstance(end, (int, float)) and end < order.deadline:
+            raise OfferGoneError(f"vast: offer {offer.offer_id} ends before the run's deadline")
+        reply = self._http.create("PUT", f"/api/v0/asks/{_number(offer.offer_id)}/", body=body, endpoint="create")
+        made = reply.fields.get("new_contract")
+        if str(made).isdigit() and int(str(made)) > 0:
+            # Also with success false or an error status: then the instance exists, stopped, and bills for its disk.
+            # It is ours; whoever waits for it sees that it will not run, and destroys it.
+            return str(made)
+        if made:
+            raise AmbiguousError(
+                f"vast: the create was answered with an id that is none: {self._http.clean(str(made))}"
+            )
+        if reply.ok and reply.fields.get("success") is not False:
+            raise AmbiguousError(f"vast: the create was answered without an id: {self._http.say(reply)}")
+        error = self._error(reply, "create", "create")
+        if reply.ok and type(error) is InvalidError:
+            # "Failed" with a status of success and a reason we do not know: look before believing it.
+            raise AmbiguousError(f"vast: the create failed in an unknown way: {self._http.say(reply)}")
+        raise error
+
+    def attach_key(self, pod_id: str, public_key: str) -> None:
+        """Register the key with the instance: a key that only onstart wrote is lost when Vast rewrites the file."""
+        path = f"/api/v0/instances/{_number(pod_id)}/ssh/"
+        reply = self._http.request("POST", path, body={"ssh_key": public_key}, endpoint="ssh")
+        if "already associated" in self._http.say(reply).casefold():
+            return
+        self._checked(reply, "ssh")
+
+    # --- what exists --------------------------------------------------------------------------------------------------
+
+    def pods(self) -> list[Pod]:
+        """Every instance of the account, all pages."""
+        found: dict[str, Pod] = {}
+        for row in self._rows():
+            pod = _pod(row)
+            found[pod.pod_id] = pod
+        return list(found.values())
+
+    def _rows(self) -> Iterator[dict[str, Any]]:
+        token, seen = "", set()
+        for _ in range(_MAX_PAGES):
+            params = {"limit": str(_PAGE_ROWS), "order_by": '[{"col":"id","dir":"asc"}]'}
+            if token:
+                params["after_token"] = token
+            reply = self._http.request("GET", "/api/v1/instances/", params=params, endpoint="list")
+            page = self._checked(reply, "list")
+            rows = page.get("instances")
+            if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+                raise TransientError("vast: the listing holds no list of instances")
+            yield from rows
+            token = page.get("next_token") or ""
+            if not token:
+                return
+            if not isinstance(token, str) or token in seen:
+                raise TransientError("vast: the listing goes round in circles")
+            seen.add(token)
+        raise TransientError(f"vast: the listing has over {_MAX_PAGES} pages")
+
+    def pod(self, pod_id: str) -> Pod | None:
+        """One instance. A wrong key also answers 404; only a plain "no such instance" is absence."""
+        path = f"/api/v0/instances/{_number(pod_id)}/"
+        reply = self._http.request("GET", path, params={"owner": "me"}, endpoint="get")
+        if self._is_absent(reply):
+            return None
+        answer = self._checked(reply, "get")
+        if "instances" not in answer:
+            raise TransientError(f"vast: no word about instance {pod_id} in the answer")
+        row = answer["instances"]
+        if isinstance(row, list) and len(row) == 1:
+            row = row[0]
+        if not row:
+            return None
+        if not isinstance(row, dict) or str(row.get("id")) != pod_id:
+            raise TransientError(f"vast: the answer is not about instance {pod_id}")
+        return _pod(row)
+
+    # --- the end ------------------------------------------------------------------------------------------------------
+
+    def destroy(self, pod_id: str) -> None:
+        """Destroy an instance; one that is already gone is fine. `success: false` is a failure."""
+        path = f"/api/v0/instances/{_number(pod_id)}/"
+        reply = self._http.request("DELETE", path, body={}, endpoint="destroy")
+        if self._is_absent(reply):
+            return
+        answer = self._checked(reply, "destroy")
+        if answer.get("success") is not True:
+            raise TransientError(f"vast: destroying {pod_id} was not confirmed: {self._http.say(reply)}")
+
+    # --- the rest -----------------------------------------------------------------------------------------------------
+
+    def host_keys(self, pod_id: str) -> list[str]:  # noqa: ARG002
+        """None: Vast does not tell them, so the first one that is met is kept."""
+        return []
+
+    def label(self, pod_id: str, text: str) -> None:
+        """Give an instance another label. Our own leases are labelled by the create call."""
+        body = {"label": text}
+        self._checked(
+            self._http.request("PUT", f"/api/v0/instances/{_number(pod_id)}/", body=body, endpoint="label"), "label"
+        )
+
+    def logs(self, pod_id: str, tail: int = 200, *, daemon: bool = False) -> str:
+        """The last lines of an instance's log, "" when they do not come in time. `daemon` asks for the host's side."""
+        body = {"tail": str(tail), **({"daemon_logs": "true"} if daemon else {})}
+        path = f"/api/v0/instances/request_logs/{_number(pod_id)}/"
+        answer = self._checked(self._http.request("PUT", path, body=body, endpoint="logs"), "logs")
+        url = answer.get("result_url")
+        if not isinstance(url, str):
+            return ""
+        for _ in range(_LOG_TRIES):
+            text = self._http.fetch_plain(url)
+            if text is not None:
+                return text
+            self._clock.sleep(_LOG_PAUSE_S)
+        return ""
+
+    def balance_micros(self) -> int | None:
+        """What can be spent: the larger of `credit` and `balance`, whose meanings the sources tell differently."""
+        user = self._checked(self._http.request("GET", "/api/v0/users/current/", endpoint="user"), "user")
+        amounts = [float(user[name]) for name in ("credit", "balance") if isinstance(user.get(name), (int, float))]
+        return usd_to_micros(max(amounts)) if amounts else None
+
+    def spend_rate(self) -> dict[str, Any]:
+        """What the account spends per hour now; `has_active_resources` is false when nothing is left."""
+        return self._checked(self._http.request("GET", "/api/v0/users/spend-rate/", endpoint="spend"), "spend")
+
+    def charges(self, since: float, until: float) -> list[dict[str, Any]]:
+        """Invoiced charges of instances between two times, all pages: source, amount, metadata.label, items."""
+        wanted = {"day": {"gte": since, "lte": until}, "type": {"in": ["instance"]}}
+        rows: list[dict[str, Any]] = []
+        token = ""
+        for _ in range(_MAX_PAGES):
+            params = {"select_filters": json.dumps(wanted), "format": "table", "latest_first": "true", "limit": "100"}
+            if token:
+                params["after_token"] = token
+            page = self._checked(
+                self._http.request("GET", "/api/v0/charges/", params=params, endpoint="charges"), "charges"
+            )
+            found = page.get("results")
+            if not isinstance(found, list):
+                raise TransientError("vast: the charges hold no list")
+            rows += [row for row in found if isinstance(row, dict)]
+            following = page.get("next_token") or ""
+            if not following or following == token:
+                return rows
+            token = str(following)
+        raise TransientError(f"vast: the charges have over {_MAX_PAGES} pages")
+
+    # --- answers ------------------------------------------------------------------------------------------------------
+
+    def _is_absent(self, reply: Reply) -> bool:
+        return reply.status == 404 and str(reply.fields.get("error")) in _NO_INSTANCE
+
+    def _checked(self, reply: Reply, endpoint: str) -> dict[str, Any]:
+        """The fields of an answer that says success; the typed error of any other."""
+        if reply.ok and isinstance(reply.body, dict) and reply.fields.get("success") is not False:
+            return reply.fields
+        if reply.ok and isinstance(reply.body, list):
+            raise TransientError(f"vast: an unexpected answer to {endpoint}")
+        raise self._error(reply, endpoint, endpoint)
+
+    def _error(self, reply: Reply, endpoint: str, what: str) -> ProviderError:
+        """The typed error for an answer that is no success. The code decides; where there is none, the words."""
+        code = str(reply.fields.get("error") or "")
+        said = self._http.say(reply)
+        words = said.replace("_", " ").casefold()
+        message = f"vast: {what}: {reply.status} {said}"
+        if code == "auth_error" or reply.status == 401 or "invalid user key" in words or "session expired" in words:
+            return AuthError(f"vast refuses the key: {said}: check {KEY_VARIABLE}")
+        if reply.status == 429:
+            return self._http.rate_limited(reply, endpoint)
+        if _GONE_ASK.search(words):
+            return OfferGoneError(message)
+        if reply.status in (402, 411) or _MONEY.search(words):
+            return FundsError(f"vast wants money first: {said}")
+        if reply.status == 403 and what != "create":
+            return AuthError(f"vast: the key may not do this ({what}): {said}")
+        if _NO_CAPACITY.search(words):
+            return NoCapacityError(message)
+        if reply.status == 410:
+            return InvalidError(f"vast no longer has this call ({what}): {said}")
+        if reply.status >= 500 or (reply.ok and not isinstance(reply.body, dict)):
+            return TransientError(message)
+        return InvalidError(message)
+
+
+# --- what is sent -----------------------------------------------------------------------------------------------------
+
+
+def disk_to_rent(disk_gb: float) -> float:
+    """Vast rents whole gigabytes, eight at least, and never lets them grow."""
+    return float(max(MIN_DISK_GB, math.ceil(disk_gb)))
+
+
+def search_body(need: Need) -> dict[str, Any] | None:
+    """The search for a need; None when Vast has none of the GPUs that are wanted.
+
+    The job's own query adds to the filters made from the need, chooses GPUs in their place, and with `field=any` takes
+    one away; the highest price and the secure-only rule always hold.
+    """
+    disk = disk_to_rent(need.disk_gb)
+    query: dict[str, Any] = {
+        "verified": {"eq": True},
+        "external": {"eq": False},
+        "rentable": {"eq": True},
+        "num_gpus": {"eq": need.gpu_count},
+        "direct_port_count": {"gte": 1},
+        "disk_space": {"gte": disk},
+    }
+    wanted = gpus.wanted(need.gpu)
+    names = gpus.vast_names(wanted)
+    if wanted and not names:
+        return None
+    if names:
+        query["gpu_name"] = {"in": list(names)}
+    floors = {
+        "gpu_ram": None if need.gpu_ram_gb is None else need.gpu_ram_gb * 1000,
+        "reliability": need.reliability,
+        "inet_down": need.inet_down_mbps,
+        "inet_up": need.inet_up_mbps,
+        "cuda_max_good": need.cuda_min,
+    }
+    query |= {field: {"gte": floor} for field, floor in floors.items() if floor is not None}
+    if need.region and all(_COUNTRY.fullmatch(region) for region in need.region):
+        query["geolocation"] = {"in": [region.upper() for region in need.region]}
+    if need.vast_query:
+        chosen = vastquery.parse(need.vast_query)
+        base = {
+            field: wish for field, wish in query.items() if field not in ("gpu_name", "num_gpus") or field not in chosen
+        }
+        query = vastquery.parse(need.vast_query, base)
+    if need.secure:
+        query["datacenter"] = {"eq": True}
+    if need.max_price_micros_per_h is not None:
+        price = query.setdefault("dph_total", {})
+        cap = need.max_price_micros_per_h / MICROS_PER_USD
+        price["lte"] = min(cap, _float(price.get("lte", cap)) or cap)
+    return {
+        **query,
+        "order": [["dph_total", "asc"]],
+        "type": "on-demand",
+        "limit": _SEARCH_ROWS,
+        "allocated_storage": disk,
+    }
+
+
+def create_body(offer: Offer, order: Order) -> dict[str, Any]:
+    """The create call's body. Raises InvalidError or NoCapacityError for what Vast would refuse or charge in vain."""
+    if parse_lease(order.name) is None or len(order.name) > _MAX_LABEL:
+        raise InvalidError(f"{order.name!r} is not a lease of ours: nothing was rented")
+    image = order.image or DEFAULT_IMAGE
+    needs, has = gpus.cuda_of_image(image), offer.details.get("cuda_max_good")
+    if needs and has and not gpus.cuda_at_least(has, needs):
+        raise NoCapacityError(f"vast: machine {offer.machine_id} runs CUDA up to {has} and the image needs {needs}")
+    for name, value in order.env.items():
+        if not _ENV_NAME.fullmatch(name):
+            raise InvalidError(f"{name!r} is not the name of an environment variable: nothing was rented")
+        if "\0" in value or "\n" in value:
+            raise InvalidError(f"the environment variable {name} is more than one line: nothing was rented")
+    if sum(len(name) + len(value) for name, value in order.env.items()) > _MAX_ENV:
+        raise InvalidError("the environment variables are too long for Vast: nothing was rented")
+    onstart = onstart_script(order)
+    if len(onstart) > _MAX_ONSTART:
+        raise InvalidError("the start script is too long for Vast (a very long key?): nothing was rented")
+    return {
+        "client_id": "me",
+        "image": image,
+        "disk": disk_to_rent(max(order.disk_gb, offer.disk_gb)),
+        "label": order.name,
+        "env": dict(order.env),
+        "onstart": onstart,
+        "runtype": "ssh_direc ssh_proxy",  # as the official client spells it
+        "target_state": "running",
+        # Without it, a machine that was taken meanwhile leaves us a stopped instance that bills for its disk.
+        "cancel_unavail": True,
+    }
+
+
+def onstart_script(order: Order) -> str:
+    """No tmux around logins, the run's key let in from the first second, the pod's variables for every login."""
+    key = shlex.quote(order.public_key.strip())
+    lines = [
+        "touch ~/.no_auto_tmux",
+        "mkdir -p ~/.ssh && chmod 700 ~/.ssh",
+        f"grep -qxF {key} ~/.ssh/authorized_keys 2>/dev/null || printf '%s\\n' {key} >> ~/.ssh/authorized_keys",
+        "chmod 600 ~/.ssh/authorized_keys",
+    ]
+    for name, value in sorted(order.env.items()):
+        line = shlex.quote(f'{name}="{value}"')
+        lines.append(f"printf '%s\\n' {line} >> /etc/environment")
+    return "\n".join(lines)
+
+
+# --- what comes back --------------------------------------------------------------------------------------------------
+
+
+def _offer(row: Mapping[str, Any], need: Need) -> Offer | None:
+    """An offer of ours from a row of the search; None for what cannot be rented or does not fit after all."""
+    number = row.get("ask_contract_id") or row.get("id")
+    total, machine = _float(row.get("dph_total")), row.get("machine_id")
+    if not number or machine is None or total is None or total <= 0:
+        return None
+    if row.get("rented") is True or row.get("rentable") is False:
+        return None  # the search does not filter by `rented` itself
+    disk = disk_to_rent(need.disk_gb)
+    price = usd_to_micros(max(total, _sum_of_parts(row, disk)))
+    if need.max_price_micros_per_h is not None and price > need.max_price_micros_per_h:
+        return None
+    region = str(row.get("geolocation") or "").strip()
+    if need.region and not _in_region(region, need.region):
+        return None
+    count = int(_float(row.get("num_gpus")) or 1)
+    if count < need.gpu_count:
+        return None
+    memory = _float(row.get("gpu_ram"))
+    return Offer(
+        provider="vast",
+        offer_id=str(number),
+        machine_id=str(machine),
+        gpu=gpus.canonical(str(row.get("gpu_name") or "")),
+        gpu_count=count,
+        price_micros_per_h=price,
+        disk_gb=disk,
+        secure=bool(row.get("datacenter")) or (_float(row.get("hosting_type")) or 0) >= 1 or need.secure,
+        region=region,
+        gpu_ram_gb=None if memory is None else memory / 1000,
+        reliability=_float(row.get("reliability2", row.get("reliability"))),
+        inet_down_mbps=_float(row.get("inet_down")),
+        inet_up_mbps=_float(row.get("inet_up")),
+        traffic_down_micros_per_gb=usd_to_micros(max(0.0, _float(row.get("inet_down_cost")) or 0.0)),
+        traffic_up_micros_per_gb=usd_to_micros(max(0.0, _float(row.get("inet_up_cost")) or 0.0)),
+        details={
+            name: row[name]
+            for name in ("host_id", "cuda_max_good", "driver_version", "end_date", "direct_port_count", "verification")
+            if row.get(name) is not None
+        },
+    )
+
+
+def _sum_of_parts(row: Mapping[str, Any], disk: float) -> float:
+    """GPU and disk added up ourselves, in case the search priced another disk than ours."""
+    base, storage = _float(row.get("dph_base")), _float(row.get("storage_cost"))
+    return 0.0 if base is None or storage is None else base + storage * disk / HOURS_PER_MONTH
+
+
+def _in_region(place: str, wanted: tuple[str, ...]) -> bool:
+    """Whether a place like "Texas, US" is wanted: by its country code, or by any part of its name."""
+    country = place.rpartition(",")[2].strip().casefold()
+    for region in wanted:
+        wish = region.strip().casefold()
+        if wish == country or (len(wish) > 2 and wish in place.casefold()):
+            return True
+    return False
+
+
+def _pod(row: Mapping[str, Any]) -> Pod:
+    number = row.get("id")
+    if not isinstance(number, int) or isinstance(number, bool):
+        raise TransientError("vast: an instance without an id in the answer")
+    state, progress = pod_state(row)
+    addresses = _addresses(row) if state is PodState.RUNNING else ()
+    return Pod(
+        provider="vast",
+        pod_id=str(number),
+        name=str(row.get("label") or "").strip(),
+        state=state,
+        created=_float(row.get("start_date")) or 0.0,
+        price_micros_per_h=usd_to_micros(max(0.0, _float(row.get("dph_total")) or 0.0)),
+        machine_id=str(row.get("machine_id") or ""),
+        gpu=gpus.canonical(str(row.get("gpu_name") or "")),
+        gpu_count=int(_float(row.get("num_gpus")) or 1),
+        address=addresses[0] if addresses else None,
+        other_addresses=addresses[1:],
+        progress=progress,
+        details={
+            name: row[name]
+            for name in ("actual_status", "intended_status", "cur_state", "geolocation", "host_id", "image_uuid")
+            if row.get(name) is not None
+        },
+    )
+
+
+def pod_state(row: Mapping[str, Any]) -> tuple[PodState, str]:
+    """The state table: what is wanted (intended), what the container does (actual), what the contract holds (cur)."""
+    actual, wanted, contract = (_word(row.get(name)) for name in ("actual_status", "intended_status", "cur_state"))
+    message = " ".join(str(row.get("status_msg") or "").split())[:300]
+    progress = " ".join(part for part in (actual or "provisioning", message) if part)
+    if actual in _AT_REST:
+        return PodState.STOPPED, progress
+    if wanted in ("stopped", "frozen") or contract in ("stopped", "unloaded"):
+        # Vast gives up on a start that does not work by wanting it stopped, while it may say "loading" for ever.
+        return PodState.FAILED, f"{progress} (Vast wants it {wanted or contract})"
+    if actual == "running":
+        return PodState.RUNNING, progress
+    if actual not in _STARTING or _BROKEN.search(message.casefold()):
+        return PodState.FAILED, progress  # offline, unknown and whatever is new never run again by themselves
+    return PodState.STARTING, progress
+
+
+def _addresses(row: Mapping[str, Any]) -> tuple[SshAddress, ...]:
+    """The direct way when port 22 is mapped, then the proxy: some hosts are reachable only through it."""
+    found = []
+    host, port = str(row.get("public_ipaddr") or "").strip(), _mapped_port(row.get("ports"))
+    if host and port:
+        found.append(SshAddress(host, port))
+    proxy, proxy_port = str(row.get("ssh_host") or "").strip(), _port(row.get("ssh_port"))
+    if proxy and proxy_port:
+        found.append(SshAddress(proxy, proxy_port))
+    return tuple(dict.fromkeys(found))
+
+
+def _mapped_port(ports: Any) -> int | None:
+    mapped = ports.get("22/tcp") if isinstance(ports, dict) else None
+    for binding in mapped if isinstance(mapped, list) else ():
+        port = _port(binding.get("HostPort")) if isinstance(binding, dict) else None
+        if port:
+            return port
+    return None
+
+
+def _port(value: Any) -> int | None:
+    """A port number, which Vast writes as a number or as a string, or -1 before there is one."""
+    text = str(value).strip()
+    return int(text) if text.isdigit() and 0 < int(text) < 65536 else None
+
+
+def _word(value: Any) -> str:
+    return str(value or "").strip().casefold()
+
+
+def _float(value: Any) -> float | None:
+    if isinstance(value, bool):
+        return None
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _number(text: str) -> str:
+    """An id that is safe in a path; Vast's are numbers."""
+    if not (text.isascii() and text.isdigit()):
+        raise InvalidError(f"{text!r} is not an id of Vast")
+    return text
+
+
+def vast_provider(settings: Settings, environ: Mapping[str, str]) -> VastProvider:  # noqa: ARG001
+    """The provider from VAST_API_KEY and, where set, VAST_URL. Nothing is asked of the service yet."""
+    clock = SystemClock()
+    url = environ.get(URL_VARIABLE) or DEFAULT_URL
+    http = Http("vast", url, environ.get(KEY_VARIABLE, ""), clock, pacing=Pacing(SPACING_S))
+    return VastProvider(http, clock)
