@@ -53,6 +53,12 @@ options:
     type: list
     elements: str
     default: []
+  vast_query:
+    description:
+      - More filters for Vast.ai in its own search language, as its official command line takes them. Other providers do
+        not read them.
+    type: str
+    default: ""
   secure:
     description: Only data-centre offers.
     type: bool
@@ -161,6 +167,7 @@ ARGUMENT_SPEC: dict[str, Any] = {
     "disk_gb": {"type": "float", "default": 20},
     "cuda_min": {"type": "float"},
     "region": {"type": "list", "elements": "str", "default": []},
+    "vast_query": {"type": "str", "default": ""},
     "secure": {"type": "bool", "default": False},
     "allow_community": {"type": "bool", "default": False},
     "max_price_usd_per_h": {"type": "float"},
@@ -190,6 +197,7 @@ def body(module: AnsibleModule) -> dict[str, Any]:
         region=tuple(options["region"]),
         secure=options["secure"],
         max_price_micros_per_h=_micros(options["max_price_usd_per_h"]),
+        vast_query=options["vast_query"],
     )
     estimate = Estimate(
         boot_s=options["boot_minutes"] * 60,

@@ -134,6 +134,7 @@ def _wishes(variables: dict[str, Any], smoke: bool) -> tuple[Need, Estimate, Lim
             region=_names(value("region", ())),
             secure=bool(value("secure", False)),
             max_price_micros_per_h=micros("max_price_usd_per_h"),
+            vast_query=str(value("vast_query", "")),
         )
         estimate = Estimate(
             boot_s=float(value("boot_minutes", 3)) * 60,
