@@ -28,15 +28,19 @@ help: ## show this list
 setup: ## install what is missing: system packages, .venv, the locked Python packages
 	@scripts/setup.sh
 
+.PHONY: test-tools
+test-tools: ## make setup, and an OpenSSH server and tmux for the tests to start on loopback ports
+	@scripts/setup.sh --tests
+
 .PHONY: demo
 demo: setup ## rent a local pod, train the demo job on it, bring the weights home, destroy it; ARGS='-e smoke=true' is passed on
-	ansible-playbook train.yml -e job=demo $(ARGS)
+	ansible-playbook train.yml -e job=demo -e provider=local $(ARGS)
 
 # --- tests ------------------------------------------------------------------------------------------------------------
 
 # One after the other, cheapest first; the slowest group is pytest, so its closing line is the last thing printed.
 .PHONY: test
-test: setup ## every check: lint, unit, molecule, integration, contract and chaos tests; HEAVY=1 adds the heavy ones
+test: test-tools ## every check: lint, unit, molecule, integration, contract and chaos tests; HEAVY=1 adds the heavy ones
 	@$(MAKE) lint
 	@$(MAKE) unit
 	@$(MAKE) molecule
@@ -61,20 +65,20 @@ format: setup ## let ruff put the Python code in shape
 	ruff format
 
 .PHONY: unit
-unit: setup ## pytest without a container: seconds
+unit: test-tools ## pytest without a container: seconds
 	$(PYTEST) tests/unit $(ARGS)
 
 .PHONY: pods
-pods: setup ## pytest against real local pods: integration, contract and chaos tests
+pods: test-tools ## pytest against real local pods: integration, contract and chaos tests
 	$(PYTEST) $(POD_TESTS) $(ARGS)
 POD_TESTS := $(foreach group,contract integration chaos,$(if $(wildcard tests/$(group)/test_*.py),tests/$(group)))
 
 .PHONY: integration
-integration: setup ## whole playbooks and single modules against real local pods
+integration: test-tools ## whole playbooks and single modules against real local pods
 	$(PYTEST) tests/integration $(ARGS)
 
 .PHONY: chaos
-chaos: setup ## kill the control side at every stage and look for pods left behind
+chaos: test-tools ## kill the control side at every stage and look for pods left behind
 	$(PYTEST) tests/chaos $(ARGS)
 
 .PHONY: molecule

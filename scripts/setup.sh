@@ -1,6 +1,9 @@
 #!/usr/bin/env bash
 # Prepares this machine: the system packages that are missing, then .venv with the locked Python packages and pennypod.
 # Safe to run again and again: with nothing to do it only compares a stamp. PYTHON=/path/to/python3 picks the interpreter.
+#
+#   setup.sh            what running jobs needs
+#   setup.sh --tests    also what the tests need: an OpenSSH server and tmux; no service is started or enabled for them
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -22,7 +25,8 @@ exec 9>.cache/setup.lock
 flock 9
 
 log=$(mktemp)
-trap 'rm -f "$log"' EXIT
+policy_is_ours=no
+trap 'rm -f "$log"; [ "$policy_is_ours" = no ] || "${as_root[@]}" rm -f /usr/sbin/policy-rc.d' EXIT
 
 # Runs a command quietly; shows what it said only when it fails.
 quietly() {
@@ -77,6 +81,22 @@ first_known() {
 }
 docker_answers() { have docker && timeout 20 docker version --format '{{.Server.Version}}' >/dev/null 2>&1; }
 
+# The tests start servers of their own on loopback ports; this machine should not become reachable because of them.
+policy=/usr/sbin/policy-rc.d
+keep_sshd_off() {
+    if [ -d /run/systemd/system ]; then
+        quietly "${as_root[@]}" systemctl mask ssh.service ssh.socket || die "systemctl could not mask ssh.service"
+        say "the system's own ssh service stays off; to want it: systemctl unmask ssh.service && systemctl enable --now ssh"
+    elif [ ! -e "$policy" ]; then
+        printf '#!/bin/sh\nexit 101\n' | "${as_root[@]}" install -m 755 /dev/stdin "$policy"
+        policy_is_ours=yes
+    fi
+}
+allow_services_again() {
+    [ "$policy_is_ours" = no ] || "${as_root[@]}" rm -f "$policy"
+    policy_is_ours=no
+}
+
 missing=()
 have git || missing+=(git)
 have ssh && have ssh-keygen || missing+=(openssh-client)
@@ -87,6 +107,11 @@ have shellcheck || missing+=(shellcheck)
 have mmdebstrap || missing+=(mmdebstrap)
 [ -e /usr/share/keyrings/debian-archive-keyring.gpg ] || missing+=(debian-archive-keyring)
 [ -e /etc/ssl/certs/ca-certificates.crt ] || missing+=(ca-certificates)
+
+if [ "${1:-}" = --tests ]; then
+    have tmux || missing+=(tmux)
+    have sshd || missing+=(openssh-server)
+fi
 
 engine_parts=()
 if ! docker_answers; then
@@ -113,7 +138,9 @@ if [ ${#missing[@]} -gt 0 ] || [ ${#engine_parts[@]} -gt 0 ]; then
         fi
         packages+=("$part")
     done
+    case " ${packages[*]} " in *" openssh-server "*) keep_sshd_off ;; esac
     apt_install "${packages[@]}"
+    allow_services_again
 fi
 
 # --- a Python to build on -------------------------------------------------------------------------------------------------

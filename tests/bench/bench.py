@@ -59,11 +59,15 @@ class Bench:
             play = self.workspace.root / "save.yml"
             play.write_text(SAVE_PLAY.format(job=self.workspace.root / "group_vars" / "job_demo.yml"))
             options = f"-o UserKnownHostsFile={self.workspace.root}/known_hosts -o StrictHostKeyChecking=accept-new"
-            inventory = self.workspace.root / "save.ini"
-            inventory.write_text(
-                f"pod ansible_host={host} ansible_port={port} ansible_user=root"
-                f" ansible_ssh_private_key_file={self.key} ansible_ssh_common_args='{options}'\n"
-            )
+            inventory = self.workspace.root / "save-inventory.yml"
+            login = {
+                "ansible_host": host,
+                "ansible_port": port,
+                "ansible_user": "root",
+                "ansible_ssh_private_key_file": str(self.key),
+                "ansible_ssh_common_args": options,
+            }
+            inventory.write_text(json.dumps({"all": {"hosts": {"pod": login}}}))
             playbook = Path(sys.executable).parent / "ansible-playbook"
             command = [str(playbook), "-i", str(inventory), str(play)]
             env = self.workspace.environment

@@ -1,0 +1,70 @@
+"""Every command that the documents show is run here, word for word, or is what runs these tests."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from workspace import REPOSITORY, Workspace
+
+pytestmark = pytest.mark.pod
+
+DOCUMENTS = ["README.md", "docs/local-pods.md"]
+PROGRAMS = ("ansible", "pennypod", "make", "molecule")
+# Run by every `make test`, by hand before a release, or only with gigabytes at hand (tests marked heavy).
+ELSEWHERE = {
+    "make test": "this very run",
+    "make setup": "the first step of make test",
+    "ansible-playbook train.yml -e job=fdi -e dataset=PATH": "test_train.py, heavy",
+}
+# Appended so that a training is two epochs; everything else is as printed.
+SHORT = " -e smoke=true"
+
+
+def commands(document: str) -> Iterator[str]:
+    """The command lines in the document's fenced blocks, comments cut off."""
+    text = (REPOSITORY / document).read_text("utf-8")
+    for block in re.findall(r"^```(?:console|sh|shell)?\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
+        for line in block.splitlines():
+            command = re.sub(r"\s+# .*", "", line.removeprefix("$ ")).strip()
+            if re.match(rf"({'|'.join(PROGRAMS)})[\w-]*( |$)", command):
+                yield command
+
+
+def shown() -> list[str]:
+    return sorted({command for document in DOCUMENTS for command in commands(document)})
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    """One workspace for all commands, with a finished run in its ledger and a pod that is still up."""
+    workspace = Workspace(tmp_path_factory.mktemp("docs"))
+    done = workspace.play(job="tiny", tiny_epochs=1)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return workspace
+
+
+def test_the_documents_show_commands() -> None:
+    assert len(shown()) >= 8
+
+
+@pytest.mark.parametrize("command", [command for command in shown() if command not in ELSEWHERE])
+def test_a_documented_command_works(workspace: Workspace, command: str, tmp_path: Path) -> None:
+    (run,) = [document["run"] for document in workspace.documents() if document["job"] == "tiny"]
+    line = command.replace("<run>", run).replace("RUN", run)
+    if line.startswith("ansible-playbook"):
+        line += SHORT
+    if line.startswith(f"ansible {run}"):
+        pytest.skip("needs a pod that is up: test_billing_view.py runs it on one")
+    where = workspace.root
+    if line.startswith("make"):
+        where = REPOSITORY
+        line += f" ARGS='{SHORT.strip()} -e artifacts_dir={tmp_path}'" if line == "make demo" else ""
+    done = subprocess.run(
+        shlex.split(line), cwd=where, env=workspace.environment, capture_output=True, text=True, timeout=290
+    )
+    assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
