@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from fakes import offer
 from pennypod.errors import FencedError, InputError
 from pennypod.ledger import (
@@ -30,6 +31,7 @@ from pennypod.ledger import (
     QuarantineRecord,
     RunRecord,
     open_ledger,
+    schema,
 )
 from pennypod.model.ids import Lease
 from pennypod.model.pod import SshAddress
@@ -306,6 +308,19 @@ def test_a_second_opening_sees_what_the_first_wrote(settings: Settings, ledger: 
 )
 def test_where_the_file_is_follows_from_the_url(tmp_path: Path, url: str, file: str | None) -> None:
     assert settings_in(tmp_path, url).ledger_file == (None if file is None else Path(file))
+
+
+@pytest.mark.parametrize("dialect", ["sqlite", "postgresql", "mysql"])
+def test_moments_and_money_fit_their_columns_in_every_database(dialect: str) -> None:
+    """A plain FLOAT has 24 bits in some databases: Unix time would come back minutes off."""
+    spoken = sa.create_mock_engine(f"{dialect}://", lambda *_a, **_k: None).dialect
+    for table in schema.metadata.tables.values():
+        for column in table.columns:
+            written = column.type.compile(spoken)
+            if isinstance(column.type, sa.Float):
+                assert written.startswith("DOUBLE"), f"{table.name}.{column.name}: {written}"
+            if column.name.endswith(("_micros", "_micros_per_h", "bytes")):
+                assert written == "BIGINT", f"{table.name}.{column.name}: {written}"
 
 
 # --- kill -9, and several processes at once -------------------------------------------------------------------------
