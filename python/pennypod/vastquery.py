@@ -79,7 +79,7 @@ def _add(query: Query, name: str, sign: str, text: str) -> None:
             raise InputError(f"vast_query: {name} {sign} {value}: a wildcard makes sense only with =")
         query.pop(field, None)
         return
-    wish = [_value(field, part) for part in _parts(text)] if listed else _value(field, value)
+    wish = [_value(field, part) for part in _parts(text)] if listed else _WORDS.get(value, _value(field, value))
     if listed and not wish:
         raise InputError(f"vast_query: {name} {sign}: the list is empty")
     query.setdefault(field, {})[operator] = wish
@@ -102,7 +102,7 @@ def _value(field: str, text: str) -> Any:
             raise InputError(f"vast_query: {field} is a number, not {text!r}") from exc
     if field == "driver_version" and "." in text:
         return _driver_version(text)
-    return _WORDS.get(text, text.replace("_", " "))
+    return text.replace("_", " ")
 
 
 def _driver_version(text: str) -> int:
