@@ -81,7 +81,7 @@ author:
 EXAMPLES = r"""
 - name: Rent a pod
   gpu_pod:
-    run: demo-1201-k3f9q
+    run: demo-1201-k3f7q
     offers: "{{ plan.offers }}"
     deadline_s: "{{ plan.deadline_s }}"
     image:
@@ -91,7 +91,7 @@ EXAMPLES = r"""
 
 - name: Prove that it is gone
   gpu_pod:
-    run: demo-1201-k3f9q
+    run: demo-1201-k3f7q
     state: absent
   delegate_to: localhost
 """
@@ -104,15 +104,15 @@ pod:
   sample:
     provider: local
     pod_id: 5f2c9d1e8a44
-    name: pennypod-demo-1201-k3f9q-a1-tssb3kq-nq4z7m
+    name: pennypod-demo-1201-k3f7q-a1-tssb3kq-nq4z7m
     machine_id: local-1
     gpu: CPU
     price_usd_per_h: 0.2
     host: 127.0.0.1
     port: 40022
     user: root
-    key_file: /home/me/.local/state/pennypod/runs/demo-1201-k3f9q/id_ed25519
-    known_hosts: /home/me/.local/state/pennypod/runs/demo-1201-k3f9q/known_hosts
+    key_file: /home/me/.local/state/pennypod/runs/demo-1201-k3f7q/id_ed25519
+    known_hosts: /home/me/.local/state/pennypod/runs/demo-1201-k3f7q/known_hosts
     python: /usr/bin/python3
 gate:
   description: The report of the acceptance check.
@@ -141,7 +141,7 @@ from pennypod import processes
 from pennypod.acceptance import GateOptions, PodLogin, run_key
 from pennypod.ansible import run_module
 from pennypod.clock import SystemClock
-from pennypod.errors import InputError
+from pennypod.errors import FencedError, InputError
 from pennypod.events import Events
 from pennypod.guard import ensure_guard
 from pennypod.ledger import Ledger, open_ledger
@@ -208,8 +208,14 @@ def _present(
         deadline = record.deadline  # a second call never buys more time
     ledger.finish_stage(run, "plan", clock.now())
     ledger.start_stage(run, "rent", clock.now())
+
+    def tell(text: str) -> None:
+        if not processes.is_alive(controller):  # a build may take minutes, and there is no guard yet that would end it
+            raise FencedError("the command that started this run has ended")
+        events.emit("rent", text)
+
     # Whatever has to exist before the first create is made now: with an intent open, minutes of building would count.
-    prepare({offer.provider for offer in offers}, options["image"], providers, lambda text: events.emit("rent", text))
+    prepare({offer.provider for offer in offers}, options["image"], providers, tell)
     gate = GateOptions(
         device="cpu" if all(offer.gpu == "CPU" for offer in offers) else "cuda",
         gpu_count=max((offer.gpu_count for offer in offers), default=1),

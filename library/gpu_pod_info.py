@@ -48,8 +48,8 @@ pods:
   sample:
     - provider: local
       pod_id: 5f2c9d1e8a44
-      name: pennypod-demo-1201-k3f9q-a1-tssb3kq-nq4z7m
-      run: demo-1201-k3f9q
+      name: pennypod-demo-1201-k3f7q-a1-tssb3kq-nq4z7m
+      run: demo-1201-k3f7q
       state: running
       billing: true
       price_usd_per_h: 0.2

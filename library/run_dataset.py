@@ -82,11 +82,11 @@ author:
 EXAMPLES = r"""
 - name: Ship code and data
   run_dataset:
-    run: demo-1201-k3f9q
+    run: demo-1201-k3f7q
     host: 127.0.0.1
     port: 22001
-    key_file: /home/me/.local/state/pennypod/runs/demo-1201-k3f9q/id_ed25519
-    known_hosts: /home/me/.local/state/pennypod/runs/demo-1201-k3f9q/known_hosts
+    key_file: /home/me/.local/state/pennypod/runs/demo-1201-k3f7q/id_ed25519
+    known_hosts: /home/me/.local/state/pennypod/runs/demo-1201-k3f7q/known_hosts
     code: python/trainers
     data: datasets/teeth
     data_yaml: data.yaml

@@ -70,7 +70,7 @@ EXAMPLES = r"""
 - name: Close one
   run_ledger:
     state: closed
-    run: demo-1201-k3f9q
+    run: demo-1201-k3f7q
     outcome: succeeded
 """
 

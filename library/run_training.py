@@ -125,13 +125,13 @@ author:
 EXAMPLES = r"""
 - name: Train
   run_training:
-    run: demo-1201-k3f9q
+    run: demo-1201-k3f7q
     host: 127.0.0.1
     port: 40022
-    key_file: /home/me/.local/state/pennypod/runs/demo-1201-k3f9q/id_ed25519
-    known_hosts: /home/me/.local/state/pennypod/runs/demo-1201-k3f9q/known_hosts
+    key_file: /home/me/.local/state/pennypod/runs/demo-1201-k3f7q/id_ed25519
+    known_hosts: /home/me/.local/state/pennypod/runs/demo-1201-k3f7q/known_hosts
     command: '"$PENNYPOD_PYTHON" "$PENNYPOD_CODE/train.py" --data "$PENNYPOD_DATA"'
-    artifacts_dir: artifacts/demo-1201-k3f9q
+    artifacts_dir: artifacts/demo-1201-k3f7q
     stall_s: 600
     wallclock_s: 3600
     weights_patterns: ["**/best.pt"]

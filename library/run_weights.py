@@ -72,12 +72,12 @@ author:
 EXAMPLES = r"""
 - name: Bring the weights home
   run_weights:
-    run: demo-1201-k3f9q
+    run: demo-1201-k3f7q
     host: 127.0.0.1
     port: 40022
-    key_file: /home/me/.local/state/pennypod/runs/demo-1201-k3f9q/id_ed25519
-    known_hosts: /home/me/.local/state/pennypod/runs/demo-1201-k3f9q/known_hosts
-    artifacts_dir: artifacts/demo-1201-k3f9q
+    key_file: /home/me/.local/state/pennypod/runs/demo-1201-k3f7q/id_ed25519
+    known_hosts: /home/me/.local/state/pennypod/runs/demo-1201-k3f7q/known_hosts
+    artifacts_dir: artifacts/demo-1201-k3f7q
     patterns: ["**/best.pt"]
     extra: ["**/results.csv"]
   delegate_to: localhost
@@ -92,7 +92,7 @@ weights:
   returned: success
   type: dict
   sample:
-    path: artifacts/demo-1201-k3f9q/weights/best.pt
+    path: artifacts/demo-1201-k3f7q/weights/best.pt
     bytes: 5364112
     sha256: 6d2f0a...
     remote: /root/pennypod/out/runs/detect/train/weights/best.pt

@@ -49,7 +49,7 @@ def test_two_leases_never_share_a_name(one: Lease, other: Lease) -> None:
     [
         "pennypod-",
         "pennypod-demo",
-        "pennypod-demo-1201-k3f9q",  # a run, no attempt and no deadline
+        "pennypod-demo-1201-k3f7q",  # a run, no attempt and no deadline
         "pennypod-demo-1201-k3f7q-a1-tabc",
         "pennypod-demo-1201-k3f7q-a1-t-nabcde",
         "pennypod-demo-1201-k3f7q-a-1-tabc-nabcde",

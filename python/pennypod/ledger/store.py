@@ -47,9 +47,9 @@ def open_ledger(settings: Settings) -> Ledger:
     """Open (and on first use create) the ledger. Raises LedgerError with the place and what to do."""
     try:
         url = make_url(settings.database_url)
+        engine = sa.create_engine(url, pool_pre_ping=True)
         if url.get_backend_name() == "sqlite":
             _prepare_sqlite_file(url.database)
-        engine = sa.create_engine(url, pool_pre_ping=True)
     except (ArgumentError, NoSuchModuleError, ImportError) as exc:
         raise LedgerError(f"PENNYPOD_DATABASE_URL is not a usable SQLAlchemy URL: {exc}") from exc
     except OSError as exc:

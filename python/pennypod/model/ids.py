@@ -55,7 +55,7 @@ def job_of_run(run: str) -> str:
     """The job a run id belongs to. Raises InputError when `run` is not a run id."""
     match = _RUN.fullmatch(run)
     if match is None:
-        raise InputError(f"{run!r} is not a run id: it looks like demo-1201-k3f9q")
+        raise InputError(f"{run!r} is not a run id: it looks like demo-1201-k3f7q")
     return match["job"]
 
 
