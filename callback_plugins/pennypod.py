@@ -76,6 +76,8 @@ class CallbackModule(Default):
         name = host.get_name()
         if is_run_id(name):
             self._live.follow(name)
+            if task._role is not None:
+                self._live.at_task(name, task._role.get_name(), task.name or task.action)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._keep_ticking, name="pennypod-live", daemon=True)
                 self._thread.start()

@@ -23,8 +23,7 @@ import time
 from typing import Any
 
 from ansible.plugins.callback import CallbackBase
-
-STAGES_OF_ROLES = frozenset({"bootstrap", "dataset", "training", "weights", "teardown"})
+from pennypod.console import STAGE_ROLES
 
 
 class CallbackModule(CallbackBase):
@@ -46,7 +45,7 @@ class CallbackModule(CallbackBase):
         before = self._stage_of.get(name)
         if role == "pod":
             self._planned.add(name)
-        stage = role if role in STAGES_OF_ROLES and (name in self._planned or role == "teardown") else None
+        stage = role if role in STAGE_ROLES and (name in self._planned or role == "teardown") else None
         if stage == before or name in self._not_runs:
             return
         if stage is None:

@@ -21,6 +21,9 @@ from pennypod.model.money import SECONDS_PER_HOUR
 PROGRESS_EVERY_S = 5.0
 """On a plain output, a line of mere progress (bytes, epochs) comes at most this often for a run and a stage."""
 
+STAGE_ROLES = frozenset({"bootstrap", "dataset", "training", "weights", "teardown"})
+"""Roles that are a stage of the loop; `pod` is three, and its module's events tell which."""
+
 _MAX_LINE = 600
 _READ_BYTES = 1 << 16
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
@@ -241,6 +244,12 @@ class Live:
         if run not in self._views:
             self._tails[run] = Tail(self._runs_dir / run / EVENTS_FILE)
             self._views[run] = RunView(run, self._since)
+
+    def at_task(self, run: str, role: str, task: str) -> None:
+        """A run is at this task now: what its status line says until an event says more."""
+        if role in STAGE_ROLES and run in self._views:
+            view = self._views[run]
+            view.stage, view.text = role, one_line(task)
 
     def tick(self, now: float) -> None:
         """Write what has happened since the last tick."""

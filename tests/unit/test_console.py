@@ -291,6 +291,21 @@ def test_a_terminal_is_not_written_to_when_nothing_has_changed(tmp_path: Path) -
     assert len(world.written) == count + 1
 
 
+def test_the_status_line_names_the_task_until_an_event_says_more(tmp_path: Path) -> None:
+    world = World(tmp_path, terminal=True)
+    world.live.follow(RUN)
+    world.live.at_task(RUN, "pod", "Rent a pod")  # its events say which of its three stages it is in
+    world.live.tick(101.0)
+    assert world.screen.text == []
+    world.live.at_task(RUN, "bootstrap", "Install the packages")
+    world.live.at_task(OTHER, "bootstrap", "of a run that nobody follows")
+    world.live.tick(102.0)
+    assert world.screen.text == [f"{RUN}      2s  $0.0000  bootstrap  Install the packages"]
+    world.emit("bootstrap", "package 3 of 9", 103.0, bytes=1)
+    world.live.tick(103.0)
+    assert world.screen.text == [f"{RUN}      3s  $0.0000  bootstrap  package 3 of 9 1 B"]
+
+
 def test_a_run_that_is_over_has_no_status_line(tmp_path: Path) -> None:
     world = World(tmp_path, terminal=True)
     world.live.follow(RUN)
