@@ -250,11 +250,15 @@ def test_only_the_owner_can_read_it(settings: Settings) -> None:
 @pytest.mark.parametrize(
     "url", ["", "not a url", "postgresq://host/db", "mysql+nosuchdriver://host/db", "sqlite+nosuchdriver:///x"]
 )
-def test_a_url_that_is_none_is_one_clear_error(tmp_path: Path, url: str) -> None:
+def test_a_url_that_is_none_is_one_clear_error_and_makes_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(LedgerError) as caught:
         open_ledger(Settings(home=tmp_path, database_url=url)).runs()
     assert caught.value.code == "ledger"
     assert "\n" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_file_that_is_no_ledger_is_refused_and_left_alone(settings: Settings) -> None:
