@@ -85,7 +85,12 @@ class Workspace:
     @property
     def environment(self) -> dict[str, str]:
         env = {name: value for name, value in os.environ.items() if name not in _KEYS}
-        return env | {"PENNYPOD_HOME": str(self.home), "ANSIBLE_FORCE_COLOR": "0", "PATH": f"{BIN}:{env['PATH']}"}
+        return env | {
+            "PENNYPOD_HOME": str(self.home),
+            "ANSIBLE_CONFIG": str(self.root / "ansible.cfg"),
+            "ANSIBLE_FORCE_COLOR": "0",
+            "PATH": f"{BIN}:{env['PATH']}",
+        }
 
     @property
     def settings(self) -> Settings:
