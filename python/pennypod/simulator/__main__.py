@@ -1,0 +1,3 @@
+from pennypod.simulator.command import main
+
+main()

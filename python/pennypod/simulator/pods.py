@@ -1,0 +1,324 @@
+"""What pods are made of: containers with a real sshd on loopback, or ghosts that only look like it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from pennypod.errors import PennypodError
+from pennypod.model.ids import parse_lease
+from pennypod.providers.local.engine import Engine, container_id, error_line, find_engine
+from pennypod.providers.local.hostsettings import HostSettings, read_host_settings, write_tree
+from pennypod.providers.local.image import MOUNT, ensure_image, run_arguments, scripts
+from pennypod.settings import Settings
+from pennypod.simulator.state import RUNPOD, VAST, Pod
+
+LABEL = "pennypod.simulator"
+_GHOST_PORTS = 20_000
+_CREATE_S = 60.0
+_SSHD_WORDS = ("sshd", "ssh start", "ssh restart", "/start.sh", "openssh-server")
+_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+# What a dead card answers: enough for a check that asks the driver, whatever the machine under it really has.
+_DEAD_NVIDIA_SMI = (
+    "#!/bin/sh\necho 'Unable to determine the device handle for GPU 0000:01:00.0: GPU is lost.'\nexit 15\n"
+)
+
+
+class Ghosts:
+    """No machine behind it: an address where nobody is, at once."""
+
+    def __init__(self) -> None:
+        self._next = 0
+
+    def create(self, pod: Pod) -> None:
+        self._next += 1
+        host = getattr(pod.machine, "ipaddr", None) or f"198.51.100.{self._next % 250 + 1}"
+        pod.address = (host, _GHOST_PORTS + self._next % 40_000)
+        pod.up = True
+        pod.log.append(f"{pod.image}: ghost pod, no container")
+
+    def start(self, pod: Pod) -> None:
+        if pod.provider == RUNPOD:
+            self.create(pod)  # a new public port with every start
+        pod.up = True
+
+    def stop(self, pod: Pod) -> None:
+        pod.up = False
+
+    def destroy(self, pod: Pod) -> None:
+        pod.up = False
+
+    def set_keys(self, pod: Pod) -> None:
+        pass
+
+    def logs(self, pod: Pod, tail: int) -> list[str]:
+        return pod.log[-tail:]
+
+    def close(self) -> None:
+        pass
+
+
+@dataclass(slots=True)
+class _Made:
+    """The container of one pod. The lock keeps a destroy from overtaking the create."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    container: str | None = None
+    ended: bool = False
+
+
+class Containers:
+    """Pods as containers of the local engine, named like the lease they were rented under."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        environ: Mapping[str, str],
+        *,
+        image: str = "stock",
+        engine: Engine | None = None,
+        speed: Callable[[], float] = lambda: 1.0,
+        url: Callable[[], str] = lambda: "",
+    ) -> None:
+        self._cache = settings.cache_dir / "local"
+        self._environ = dict(environ)
+        self._image = image
+        self._speed = speed
+        self._url = url
+        self._engine = engine
+        self._made: dict[str, _Made] = {}
+        self._lock = threading.Lock()
+        self._closed = False
+        self._mark = f"{os.getpid()}-{_started(os.getpid())}"
+
+    @property
+    def engine(self) -> Engine:
+        if self._engine is None:
+            self._engine = find_engine(self._environ, self._cache)
+        return self._engine
+
+    def prepare(self, on_progress: Callable[[str], None]) -> None:
+        """Find the engine, build the image if need be, remove what a killed simulator left behind."""
+        self._engine = self._engine or find_engine(self._environ, self._cache, on_progress=on_progress)
+        ensure_image(self.engine, self._image, self._host(), self._cache, self._environ, on_progress)
+        for row in self.engine.list_containers(f"label={LABEL}"):
+            mark = str(row["labels"].get(LABEL) or "")
+            if not _is_alive(mark):
+                self.engine.remove_container(row["id"])
+
+    def _host(self) -> HostSettings:
+        return read_host_settings(self._environ)
+
+    def _entry(self, pod: Pod) -> _Made:
+        with self._lock:
+            return self._made.setdefault(f"{pod.provider}/{pod.id}", _Made())
+
+    # --- life ---------------------------------------------------------------------------------------------------------
+
+    def create(self, pod: Pod) -> None:
+        """In a thread of its own: an engine takes a second or two, and the API answers at once."""
+        entry = self._entry(pod)
+        entry.lock.acquire()
+        threading.Thread(target=self._create, args=(pod, entry), name=f"pod-{pod.id}", daemon=True).start()
+
+    def _create(self, pod: Pod, entry: _Made) -> None:
+        try:
+            if not entry.ended and not self._closed:
+                self._run(pod, entry)
+        except PennypodError as exc:
+            pod.failure = f"Error response from daemon: {exc.message}"
+            pod.log.append(exc.message)
+        finally:
+            entry.lock.release()
+
+    def _run(self, pod: Pod, entry: _Made) -> None:
+        host = self._host()
+        image = ensure_image(self.engine, self._image, host, self._cache, self._environ, lambda _text: None)
+        tree = write_tree(host, self._cache, scripts("host.sh", "start.sh"))
+        port = _free_port()
+        env = {name: value for name, value in pod.env.items() if _ENV_NAME.fullmatch(name) and "\n" not in value}
+        env |= host.env | self._told(pod, port)
+        keys = "" if "key_missing" in pod.faults else "\n".join(key["public_key"] for key in pod.keys)
+        ours = {"PENNYPOD_PUBLIC_KEY": keys, "PENNYPOD_LEASE": f"{pod.provider}-{pod.id}"}
+        ours["PENNYPOD_ENV_NAMES"] = " ".join(sorted(host.env))
+        name = pod.name if parse_lease(pod.name) is not None else f"pennypod-simulated-{pod.provider}-{pod.id}"
+        args = ["run", "--detach", "--pull", "never", "--shm-size", "1g", "--label", f"{LABEL}={self._mark}"]
+        args += ["--label", f"{LABEL}.pod={pod.provider}/{pod.id}"]
+        args += [part for key, value in (env | ours).items() for part in ("-e", f"{key}={value}")]
+        args += [*self.engine.flags, "-p", f"127.0.0.1:{port}:22", *run_arguments(host, tree)]
+        args += ["--entrypoint", "/bin/sh"]
+        start = [image, "-c", self._start_script(pod)]
+        done = self.engine.call(*args, "--name", name, *start, timeout_s=_CREATE_S)
+        if done.rc != 0 and "already in use" in done.stderr:
+            # A name need not be unique at a provider; here a second pod of the same name gets its id added.
+            done = self.engine.call(*args, "--name", f"{name}-{pod.id}", *start, timeout_s=_CREATE_S)
+        made = container_id(done.stdout)
+        if done.rc != 0 or made is None:
+            self.engine.remove_container(name)
+            pod.failure = f"Error response from daemon: {error_line(done.stderr)}"
+            pod.log.append(pod.failure)
+            return
+        entry.container = made
+        self._start_command(pod, made)
+        pod.log.append(f"container started from {image}")
+        pod.address = ("127.0.0.1", port)
+        pod.up = True
+
+    def _start_script(self, pod: Pod) -> str:
+        """What PID 1 does before (or instead of) sshd, as the faults and the provider's own rules have it."""
+        lines = []
+        if "bad_gpu" in pod.faults:
+            lines.append(f"f=/usr/local/bin/nvidia-smi; printf %s {shlex.quote(_DEAD_NVIDIA_SMI)} >$f; chmod 755 $f")
+        if pod.provider == RUNPOD:
+            # The image's own start script of RunPod's images; sshd is PID 1 here, so it has nothing left to do.
+            lines.append("printf '#!/bin/sh\\nexec sleep infinity\\n' >/start.sh; chmod 755 /start.sh")
+            lines.append("mkdir -p /workspace")
+        late = pod.fault_seconds("sshd_late", 20.0)
+        if late is not None:
+            lines.append(f"sleep {late / max(self._speed(), 0.001):.1f}")
+        if "no_sshd" in pod.faults or not _has_sshd(pod):
+            lines.append("exec sleep infinity")
+        lines.append(f"exec /bin/sh {MOUNT}/start.sh")
+        return "\n".join(lines)
+
+    def _told(self, pod: Pod, port: int) -> dict[str, str]:
+        """The variables the provider itself puts there, with the key that is good for this pod only."""
+        if pod.provider == VAST:
+            return {
+                "CONTAINER_ID": pod.id,
+                "CONTAINER_API_KEY": pod.api_key,
+                "VAST_CONTAINERLABEL": f"C.{pod.id}",
+                "VAST_TCP_PORT_22": str(port),
+                "PUBLIC_IPADDR": "127.0.0.1",
+                "SSH_PUBLIC_KEY": pod.keys[0]["public_key"] if pod.keys else "",
+                "PENNYPOD_SIMULATOR": self._url(),
+            }
+        return {
+            "RUNPOD_POD_ID": pod.id,
+            "RUNPOD_API_KEY": pod.api_key,
+            "RUNPOD_POD_HOSTNAME": f"{pod.id}-64411eb2",
+            "RUNPOD_DC_ID": str(pod.details.get("center") or ""),
+            "RUNPOD_GPU_COUNT": str(pod.gpus),
+            "RUNPOD_CPU_COUNT": "8",
+            "RUNPOD_PUBLIC_IP": "127.0.0.1",
+            "RUNPOD_TCP_PORT_22": str(port),
+            "PENNYPOD_SIMULATOR": self._url(),
+        }
+
+    def _start_command(self, pod: Pod, container: str) -> None:
+        """Vast runs `onstart` beside sshd; RunPod's start command replaces the image's. Either way it runs, once."""
+        if not pod.command:
+            return
+        words = ["-c", f"({pod.command}\n) >/var/log/onstart.log 2>&1"]
+        done = self.engine.call("exec", "--detach", container, "/bin/sh", *words)
+        if done.rc != 0:
+            pod.log.append(f"start command: {error_line(done.stderr)}")
+
+    def stop(self, pod: Pod) -> None:
+        """RunPod wipes a container's disk when it stops, Vast keeps it."""
+        entry = self._entry(pod)
+        with entry.lock:
+            pod.up = False
+            if entry.container is None:
+                return
+            with suppress(PennypodError):
+                if pod.provider == RUNPOD:
+                    self.engine.remove_container(entry.container)
+                    entry.container = None
+                else:
+                    self.engine.call("stop", "-t", "1", entry.container)
+
+    def start(self, pod: Pod) -> None:
+        entry = self._entry(pod)
+        if entry.container is None:
+            self.create(pod)
+            return
+        with entry.lock:
+            done = self.engine.call("start", entry.container, timeout_s=_CREATE_S)
+            if done.rc != 0:
+                pod.failure = f"Error response from daemon: {error_line(done.stderr)}"
+                return
+            self._start_command(pod, entry.container)
+            pod.up = True
+
+    def destroy(self, pod: Pod) -> None:
+        entry = self._entry(pod)
+        with entry.lock:
+            entry.ended = True
+            pod.up = False
+            if entry.container is not None:
+                with suppress(PennypodError):
+                    self.engine.remove_container(entry.container)
+                entry.container = None
+
+    # --- inside -------------------------------------------------------------------------------------------------------
+
+    def set_keys(self, pod: Pod) -> None:
+        """Vast writes the instance's keys into the box; keys that were put there by hand are lost, as in the field."""
+        entry = self._entry(pod)
+        if "key_missing" in pod.faults:
+            return
+        text = "".join(f"{key['public_key']}\n" for key in pod.keys)
+        with entry.lock:
+            if entry.container is not None:
+                script = "mkdir -p -m 700 /root/.ssh; umask 077; cat >/root/.ssh/authorized_keys"
+                self.engine.call("exec", "-i", entry.container, "/bin/sh", "-c", script, stdin=text.encode())
+
+    def logs(self, pod: Pod, tail: int) -> list[str]:
+        entry = self._entry(pod)
+        if entry.container is None:
+            return pod.log[-tail:]
+        done = self.engine.call("logs", "--tail", str(tail), entry.container)
+        return (done.stdout + done.stderr).splitlines()[-tail:]
+
+    def close(self) -> None:
+        """Remove every container of this simulator, whatever its state."""
+        self._closed = True
+        if self._engine is None:
+            return
+        for _attempt in range(3):
+            with suppress(PennypodError):
+                rows = self.engine.list_containers(f"label={LABEL}={self._mark}")
+                for row in rows:
+                    self.engine.remove_container(row["id"])
+                if not rows and not any(entry.lock.locked() for entry in self._made.values()):
+                    return
+            time.sleep(0.5)
+
+
+def _has_sshd(pod: Pod) -> bool:
+    """Who starts sshd. Vast's ssh types inject it; at RunPod it is the image's or the start command's business."""
+    if pod.provider == VAST:
+        return bool(pod.details["runtype"] != "args")
+    if pod.command:
+        return any(word in pod.command for word in _SSHD_WORDS)
+    return pod.image.startswith(("runpod/", "docker.io/runpod/"))
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _started(pid: int) -> str:
+    """When a process started, so that a reused pid is not taken for the process; "" where the system does not say."""
+    import psutil
+
+    try:
+        return f"{psutil.Process(pid).create_time():.0f}"
+    except psutil.Error:
+        return ""
+
+
+def _is_alive(mark: str) -> bool:
+    pid, _, started = mark.partition("-")
+    return pid.isdigit() and bool(started) and _started(int(pid)) == started
