@@ -93,6 +93,16 @@ def test_a_listing_that_breaks_off_never_looks_whole(api: ScriptedApi, vast: Vas
         vast.pods()
 
 
+def test_a_listing_short_of_its_own_count_is_read_again(api: ScriptedApi, vast: VastProvider) -> None:
+    def counted(*rows: dict[str, Any]) -> Answer:
+        return Answer(200, {"success": True, "instances": list(rows), "next_token": None, "total_instances": 2})
+
+    api.on(LIST, counted(instance_row(1)), counted(instance_row(1), instance_row(2)))
+    assert [pod.pod_id for pod in vast.pods()] == ["1", "2"]
+    api.on(LIST, counted(instance_row(1)))  # a count that means something else must not stop the work
+    assert [pod.pod_id for pod in vast.pods()] == ["1"]
+
+
 # --- one pod ----------------------------------------------------------------------------------------------------------
 
 

@@ -11,7 +11,7 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from pennypod import gpus, vastquery
@@ -68,6 +68,7 @@ MIN_DISK_GB = 8.0
 _SEARCH_ROWS = 64
 _PAGE_ROWS = 25
 _MAX_PAGES = 2000
+_LISTINGS = 3  # at most, when one falls short of its own count
 _MAX_ONSTART = 4000
 _MAX_LABEL = 256
 _MAX_ENV = 32_000
@@ -162,14 +163,18 @@ class VastProvider:
     # --- what exists --------------------------------------------------------------------------------------------------
 
     def pods(self) -> list[Pod]:
-        """Every instance of the account, all pages."""
+        """Every instance of the account, all pages. A listing shorter than its own total is read again."""
         found: dict[str, Pod] = {}
-        for row in self._rows():
-            pod = _pod(row)
-            found[pod.pod_id] = pod
+        for _ in range(_LISTINGS):
+            rows, total = self._rows()
+            found |= {pod.pod_id: pod for pod in map(_pod, rows)}
+            if len(rows) >= total:
+                break
         return list(found.values())
 
-    def _rows(self) -> Iterator[dict[str, Any]]:
+    def _rows(self) -> tuple[list[dict[str, Any]], int]:
+        """All rows of one listing, and how many there are by its own count."""
+        found: list[dict[str, Any]] = []
         token, seen = "", set()
         for _ in range(_MAX_PAGES):
             params = {"limit": str(_PAGE_ROWS), "order_by": '[{"col":"id","dir":"asc"}]'}
@@ -180,10 +185,10 @@ class VastProvider:
             rows = page.get("instances")
             if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
                 raise TransientError("vast: the listing holds no list of instances")
-            yield from rows
+            found += rows
             token = page.get("next_token") or ""
             if not token:
-                return
+                return found, int(_float(page.get("total_instances")) or 0)
             if not isinstance(token, str) or token in seen:
                 raise TransientError("vast: the listing goes round in circles")
             seen.add(token)
