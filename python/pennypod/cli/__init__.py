@@ -16,6 +16,7 @@ from pennypod.cli.runs import report, ssh
 from pennypod.cli.sample_data import sample_data
 from pennypod.cli.sweep import sweep
 from pennypod.errors import PennypodError, UnprovenError
+from pennypod.simulator.command import simulate
 
 _INTERRUPTED = 130
 
@@ -68,5 +69,5 @@ def main() -> None:
     """
 
 
-for command in (ledger, offers, report, sample_data, ssh, sweep):
+for command in (ledger, offers, report, sample_data, simulate, ssh, sweep):
     main.add_command(command)

@@ -23,6 +23,7 @@ from pennypod.simulator.state import RUNPOD, VAST, Pod
 LABEL = "pennypod.simulator"
 _GHOST_PORTS = 20_000
 _CREATE_S = 60.0
+_PORT_TRIES = 4
 _SSHD_WORDS = ("sshd", "ssh start", "ssh restart", "/start.sh", "openssh-server")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # What a dead card answers: enough for a check that asks the driver, whatever the machine under it really has.
@@ -142,34 +143,42 @@ class Containers:
         host = self._host()
         image = ensure_image(self.engine, self._image, host, self._cache, self._environ, lambda _text: None)
         tree = write_tree(host, self._cache, scripts("host.sh", "start.sh"))
-        port = _free_port()
+        name = pod.name if parse_lease(pod.name) is not None else f"pennypod-simulated-{pod.provider}-{pod.id}"
+        for _attempt in range(_PORT_TRIES):
+            port = _free_port()
+            args = [*self._arguments(pod, host, port), *run_arguments(host, tree), "--entrypoint", "/bin/sh"]
+            start = ["--name", name, image, "-c", self._start_script(pod)]
+            done = self.engine.call(*args, *start, timeout_s=_CREATE_S)
+            made = container_id(done.stdout)
+            if done.rc == 0 and made is not None:
+                entry.container, pod.failure = made, ""
+                self._start_command(pod, made)
+                pod.log.append(f"container started from {image}")
+                pod.address = ("127.0.0.1", port)
+                pod.up = True
+                return
+            # The engine keeps a container that it could make but not start.
+            for row in self.engine.list_containers(f"label={LABEL}.pod={self._mark}/{pod.provider}/{pod.id}"):
+                self.engine.remove_container(row["id"])
+            pod.failure = f"Error response from daemon: {error_line(done.stderr)}"
+            pod.log.append(pod.failure)
+            if "address already in use" in done.stderr:
+                continue
+            if "already in use" not in done.stderr:
+                return
+            # A name need not be unique at a provider; here a second pod of the same name gets its id added.
+            name = f"{name}-{pod.id}"
+
+    def _arguments(self, pod: Pod, host: HostSettings, port: int) -> list[str]:
         env = {name: value for name, value in pod.env.items() if _ENV_NAME.fullmatch(name) and "\n" not in value}
         env |= host.env | self._told(pod, port)
         keys = "" if "key_missing" in pod.faults else "\n".join(key["public_key"] for key in pod.keys)
-        ours = {"PENNYPOD_PUBLIC_KEY": keys, "PENNYPOD_LEASE": f"{pod.provider}-{pod.id}"}
-        ours["PENNYPOD_ENV_NAMES"] = " ".join(sorted(host.env))
-        name = pod.name if parse_lease(pod.name) is not None else f"pennypod-simulated-{pod.provider}-{pod.id}"
+        env |= {"PENNYPOD_PUBLIC_KEY": keys, "PENNYPOD_LEASE": f"{pod.provider}-{pod.id}"}
+        env["PENNYPOD_ENV_NAMES"] = " ".join(sorted(host.env))
         args = ["run", "--detach", "--pull", "never", "--shm-size", "1g", "--label", f"{LABEL}={self._mark}"]
-        args += ["--label", f"{LABEL}.pod={pod.provider}/{pod.id}"]
-        args += [part for key, value in (env | ours).items() for part in ("-e", f"{key}={value}")]
-        args += [*self.engine.flags, "-p", f"127.0.0.1:{port}:22", *run_arguments(host, tree)]
-        args += ["--entrypoint", "/bin/sh"]
-        start = [image, "-c", self._start_script(pod)]
-        done = self.engine.call(*args, "--name", name, *start, timeout_s=_CREATE_S)
-        if done.rc != 0 and "already in use" in done.stderr:
-            # A name need not be unique at a provider; here a second pod of the same name gets its id added.
-            done = self.engine.call(*args, "--name", f"{name}-{pod.id}", *start, timeout_s=_CREATE_S)
-        made = container_id(done.stdout)
-        if done.rc != 0 or made is None:
-            self.engine.remove_container(name)
-            pod.failure = f"Error response from daemon: {error_line(done.stderr)}"
-            pod.log.append(pod.failure)
-            return
-        entry.container = made
-        self._start_command(pod, made)
-        pod.log.append(f"container started from {image}")
-        pod.address = ("127.0.0.1", port)
-        pod.up = True
+        args += ["--label", f"{LABEL}.pod={self._mark}/{pod.provider}/{pod.id}"]
+        args += [part for key, value in env.items() for part in ("-e", f"{key}={value}")]
+        return [*args, *self.engine.flags, "-p", f"127.0.0.1:{port}:22"]
 
     def _start_script(self, pod: Pod) -> str:
         """What PID 1 does before (or instead of) sshd, as the faults and the provider's own rules have it."""
@@ -182,7 +191,7 @@ class Containers:
             lines.append("mkdir -p /workspace")
         late = pod.fault_seconds("sshd_late", 20.0)
         if late is not None:
-            lines.append(f"sleep {late / max(self._speed(), 0.001):.1f}")
+            lines.append(f"sleep {late / (self._speed() or 1.0):.1f}")
         if "no_sshd" in pod.faults or not _has_sshd(pod):
             lines.append("exec sleep infinity")
         lines.append(f"exec /bin/sh {MOUNT}/start.sh")
