@@ -273,7 +273,7 @@ class RunpodApi:
         elif verb == "restart":
             self.world.restart(pod)
         elif not self.world.start(pod):
-            pod.wanted, pod.stage = "stopped", Stage.EXITED
+            self.world.stop(pod)
             return problem(400, NO_FREE_GPU)
         return Reply(200, pod_row(pod, self.world.clock.now()))
 

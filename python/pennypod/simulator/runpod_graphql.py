@@ -313,7 +313,7 @@ class GraphqlApi(RunpodApi):
     def _resume(self, identity: Identity, arguments: Mapping[str, Any]) -> dict[str, Any]:
         pod = self._mine(identity, arguments)
         if not self.world.start(pod):
-            pod.wanted, pod.stage = "stopped", Stage.EXITED
+            self.world.stop(pod)
             raise GraphqlError(NO_FREE_GPU)
         return self._pod(pod)
 

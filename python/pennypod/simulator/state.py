@@ -167,6 +167,7 @@ class World:
         self._order = itertools.count()
         self._made = 0
         self._jobs: list[Callable[[], None]] = []
+        self._queue: list[Pod] = []
 
     # --- who ----------------------------------------------------------------------------------------------------------
 
@@ -287,7 +288,9 @@ class World:
         if pod.stage not in (Stage.EXITED, Stage.SCHEDULING):
             return True
         if not self._retake_gpus(pod):
-            self._enter(pod, Stage.SCHEDULING, now)
+            if pod.stage is not Stage.SCHEDULING:
+                self._enter(pod, Stage.SCHEDULING, now)
+                self._queue.append(pod)
             return False
         self._enter(pod, Stage.LOADING, now)
         pod.boot_s = min(pod.boot_s, 2.0)
@@ -311,6 +314,9 @@ class World:
             at, _, what, pod, life = heapq.heappop(self._events)
             if pod.life == life and pod.alive:
                 self._happen(what, pod, at)
+        for pod in [pod for pod in self._queue if pod.alive and pod.stage is Stage.SCHEDULING]:
+            if self.start(pod):
+                self._queue.remove(pod)
         for account in self.accounts():
             if account.tab.rate and account.balance(now) <= 0:
                 self._out_of_money(account)
