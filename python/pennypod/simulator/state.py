@@ -314,9 +314,8 @@ class World:
             at, _, what, pod, life = heapq.heappop(self._events)
             if pod.life == life and pod.alive:
                 self._happen(what, pod, at)
-        for pod in [pod for pod in self._queue if pod.alive and pod.stage is Stage.SCHEDULING]:
-            if self.start(pod):
-                self._queue.remove(pod)
+        waiting, self._queue = self._queue, []
+        self._queue = [pod for pod in waiting if pod.stage is Stage.SCHEDULING and not self.start(pod)]
         for account in self.accounts():
             if account.tab.rate and account.balance(now) <= 0:
                 self._out_of_money(account)
