@@ -99,3 +99,20 @@ def test_each_provider_prepares_its_own_image_once() -> None:
     both = {name: Recording(FakeClock(), name) for name in ("a", "b")}
     registry.prepare(["b", "a", "b"], {"a": "image-a"}, both, lambda _text: None)
     assert prepared == [("a", "image-a"), ("b", "")]
+
+
+@pytest.mark.parametrize(
+    ("name", "environ", "rehearsal"),
+    [
+        ("vast", {"VAST_URL": "http://127.0.0.1:8400"}, True),
+        ("vast", {"VAST_URL": "http://localhost:8400/"}, True),
+        ("runpod", {"RUNPOD_API_BASE_URL": "http://[::1]:8400/v2"}, True),
+        ("vast", {}, False),
+        ("vast", {"VAST_URL": "https://console.vast.ai"}, False),
+        ("vast", {"RUNPOD_API_BASE_URL": "http://127.0.0.1:8400/v2"}, False),
+        ("vast", {"VAST_URL": "https://127.0.0.1.example.com"}, False),
+        ("local", {"VAST_URL": "http://127.0.0.1:8400"}, False),
+    ],
+)
+def test_only_a_provider_on_this_machine_is_a_rehearsal(name: str, environ: dict[str, str], rehearsal: bool) -> None:
+    assert registry.is_rehearsal(name, environ) is rehearsal

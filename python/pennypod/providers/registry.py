@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 from pennypod.errors import AuthError, InputError
 from pennypod.providers.base import Provider
@@ -20,10 +21,11 @@ LOCAL = "local"
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """How a provider is made, and the environment variable that holds its key ("" where it needs none)."""
+    """How a provider is made, and the environment variables with its key and its address ("" where it has none)."""
 
     factory: Callable[[Settings, Mapping[str, str]], Provider]
     key_variable: str
+    url_variable: str = ""
 
 
 # Loaded when they are used: the HTTP library costs a tenth of a second, which every local command would pay.
@@ -40,8 +42,8 @@ def _runpod(settings: Settings, environ: Mapping[str, str]) -> Provider:
 
 
 PROVIDERS: dict[str, Entry] = {
-    "vast": Entry(_vast, "VAST_API_KEY"),
-    "runpod": Entry(_runpod, "RUNPOD_API_KEY"),
+    "vast": Entry(_vast, "VAST_API_KEY", "VAST_URL"),
+    "runpod": Entry(_runpod, "RUNPOD_API_KEY", "RUNPOD_API_BASE_URL"),
     LOCAL: Entry(local_provider, ""),
 }
 
@@ -97,3 +99,10 @@ def prepare(
     """Have each provider make what its image needs, before anything is rented."""
     for name in sorted(set(names)):
         providers[name].prepare(images.get(name, ""), on_progress)
+
+
+def is_rehearsal(name: str, environ: Mapping[str, str] | None = None) -> bool:
+    """Whether a provider's address is on this machine: then it is a simulator, whose machines have no GPU to check."""
+    env = os.environ if environ is None else environ
+    url = env.get(PROVIDERS[name].url_variable, "") if PROVIDERS[name].url_variable else ""
+    return (urlsplit(url).hostname or "") in ("localhost", "127.0.0.1", "::1")
