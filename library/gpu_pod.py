@@ -11,6 +11,9 @@ short_description: Rent one pod for a run, or prove that it is gone
 description:
   - With C(state=present), walks the offers until one gives a pod that can be logged in to and passes the acceptance
     check. A pod that does not work out is destroyed and proven gone before the next offer is tried.
+  - With C(state=resumed), finds the pod that an earlier controller of the run has left behind, by the lease in its
+    name. Its address is read anew, its host key stays pinned, and a login proves that it is there. Rents nothing. The
+    run must have been taken over with M(run_ledger) before.
   - With C(state=absent), destroys every pod of the run and waits until their absence is proven.
   - Idempotent by run id. The run must have been opened with M(run_ledger).
   - Before the first create a guard process is started which destroys the run's pods when the command that runs this
@@ -21,9 +24,9 @@ options:
     type: str
     required: true
   state:
-    description: Whether the run shall have a pod.
+    description: Whether the run shall have a pod, and whether it may be a new one.
     type: str
-    choices: [present, absent]
+    choices: [present, resumed, absent]
     default: present
   offers:
     description: The offers to try, in order, as M(gpu_offer_info) returns them. Needed for C(state=present).
@@ -65,6 +68,14 @@ options:
     description: Seconds that single parts of the acceptance check may take, by name.
     type: dict
     default: {}
+  pod_home:
+    description: Our folder on the pod, in which C(state=resumed) looks for the training.
+    type: str
+    default: /root/pennypod
+  login_s:
+    description: How many seconds C(state=resumed) tries to log in.
+    type: float
+    default: 300
   reason:
     description: Why the pod is destroyed, for the ledger. Used with C(state=absent).
     type: str
@@ -86,6 +97,13 @@ EXAMPLES = r"""
     deadline_s: "{{ plan.deadline_s }}"
     image:
       local: stock
+  delegate_to: localhost
+  register: pod
+
+- name: Go on with the pod of a run whose controller has died
+  gpu_pod:
+    run: demo-1201-k3f7q
+    state: resumed
   delegate_to: localhost
   register: pod
 
@@ -114,6 +132,13 @@ pod:
     key_file: /home/me/.local/state/pennypod/runs/demo-1201-k3f7q/id_ed25519
     known_hosts: /home/me/.local/state/pennypod/runs/demo-1201-k3f7q/known_hosts
     python: /usr/bin/python3
+training:
+  description:
+    - Where the run's training stands on the pod - C(absent) when it was never started, C(running), C(finished), or
+      C(over) when no pod is left and the weights have come home before.
+  returned: state is resumed
+  type: str
+  sample: running
 gate:
   description: The report of the acceptance check.
   returned: when a pod was rented
@@ -138,24 +163,26 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from pennypod import processes
-from pennypod.acceptance import GateOptions, PodLogin, run_key
+from pennypod.acceptance import GateOptions, PodLogin, run_key, run_target
 from pennypod.ansible import run_module
 from pennypod.clock import SystemClock
 from pennypod.errors import FencedError, InputError
 from pennypod.events import Events
 from pennypod.guard import ensure_guard
-from pennypod.ledger import Ledger, open_ledger
+from pennypod.ledger import AttemptState, Ledger, open_ledger
 from pennypod.model.money import usd_to_micros
 from pennypod.planning import offer_from
 from pennypod.providers.base import Provider
-from pennypod.providers.registry import all_providers, prepare
+from pennypod.providers.registry import all_providers, is_rehearsal, prepare
 from pennypod.rental import Rental, RentRequest, Tenancy
-from pennypod.report import run_document
+from pennypod.report import run_document, weights_are_home
 from pennypod.settings import Settings, load_settings
+from pennypod.ssh import Ssh, pinned_host_keys
+from pennypod.training import would_launch
 
 ARGUMENT_SPEC: dict[str, Any] = {
     "run": {"type": "str", "required": True},
-    "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
+    "state": {"type": "str", "choices": ["present", "resumed", "absent"], "default": "present"},
     "offers": {"type": "list", "elements": "dict", "default": []},
     "image": {"type": "dict", "default": {}},
     "disk_gb": {"type": "float", "default": 20},
@@ -166,6 +193,8 @@ ARGUMENT_SPEC: dict[str, Any] = {
     "min_free_disk_gb": {"type": "float", "default": 0},
     "allow_no_torch": {"type": "bool", "default": False},
     "gate_time_limits": {"type": "dict", "default": {}},
+    "pod_home": {"type": "str", "default": "/root/pennypod"},
+    "login_s": {"type": "float", "default": 300},
     "reason": {"type": "str", "default": "asked for"},
 }
 
@@ -180,6 +209,8 @@ def body(module: AnsibleModule) -> dict[str, Any]:
     ledger.run(module.params["run"])
     if module.params["state"] == "absent":
         return _absent(module, settings, ledger, rental)
+    if module.params["state"] == "resumed":
+        return _resumed(module, settings, ledger, rental)
     return _present(module, settings, ledger, rental, providers)
 
 
@@ -216,14 +247,7 @@ def _present(
 
     # Whatever has to exist before the first create is made now: with an intent open, minutes of building would count.
     prepare({offer.provider for offer in offers}, options["image"], providers, tell)
-    gate = GateOptions(
-        device="cpu" if all(offer.gpu == "CPU" for offer in offers) else "cuda",
-        gpu_count=max((offer.gpu_count for offer in offers), default=1),
-        min_disk_gb=options["min_free_disk_gb"],
-        min_memory_gb=options["min_memory_gb"],
-        allow_no_torch=options["allow_no_torch"],
-        time_limits={str(name): float(seconds) for name, seconds in options["gate_time_limits"].items()},
-    )
+    gate = _gate(options, [(offer.provider, offer.gpu, offer.gpu_count) for offer in offers])
     login = PodLogin(settings, run, gate, clock, on_wait=lambda _why: ledger.raise_if_fenced(run))
     request = RentRequest(
         run=run,
@@ -233,6 +257,7 @@ def _present(
         deadline=deadline,
         public_key=public_key,
         renter=processes.own_identity(),
+        controller=controller,
         max_attempts=max(1, len(offers)),
         env={str(name): str(value) for name, value in options["env"].items()},
     )
@@ -240,6 +265,54 @@ def _present(
     pod = _pod(settings, tenancy)
     result = _result(ledger, run, changed=tenancy.created, before={} if tenancy.created else pod, after=pod, pod=pod)
     return {**result, "gate": tenancy.gate}
+
+
+def _resumed(module: AnsibleModule, settings: Settings, ledger: Ledger, rental: Rental) -> dict[str, Any]:
+    options, run = module.params, module.params["run"]
+    found = rental.existing(run)
+    before = _pod(settings, found) if found else {}
+    if module.check_mode:
+        return {**_result(ledger, run, changed=False, before=before, after=before, pod=before), "training": "absent"}
+    controller = ledger.run(run).controller
+    pending = [attempt for attempt in ledger.attempts(run) if not attempt.final]
+    if all(attempt.state is AttemptState.DESTROYING for attempt in pending) and weights_are_home(ledger, run):
+        return {**_result(ledger, run, changed=False, before={}, after={}, pod={}), "training": "over"}
+    clock = SystemClock()
+    events = Events(settings.run_dir(run), run)
+    known_hosts = settings.run_dir(run) / "known_hosts"
+    pinned = [
+        key
+        for attempt in pending
+        if attempt.ssh_host is not None and attempt.ssh_port is not None
+        for key in pinned_host_keys(known_hosts, attempt.ssh_host, attempt.ssh_port)
+    ]
+    _, public_key = run_key(settings, run)
+    gate = _gate(options, [(attempt.provider, attempt.gpu, attempt.gpu_count) for attempt in pending])
+    login = PodLogin(settings, run, gate, clock, on_wait=lambda _why: ledger.raise_if_fenced(run, controller))
+    tenancy = rental.resume(run, public_key, login, events.emit, pinned=pinned, limit_s=options["login_s"])
+    pod = _pod(settings, tenancy)
+    ssh = Ssh(run_target(settings, run, tenancy.address))
+    training = would_launch(ssh, options["pod_home"], "true", {}, run=run).state or "absent"
+    events.emit("rent", f"the training on it is {training}")
+    result = _result(ledger, run, changed=pod != before, before=before, after=pod, pod=pod)
+    return {**result, "gate": tenancy.gate, "training": training}
+
+
+def _gate(options: dict[str, Any], machines: list[tuple[str, str, int]]) -> GateOptions:
+    """What to ask of machines given as (provider, gpu, count). Who pays for a GPU gets one, or the pod goes back."""
+    device = "cuda"
+    if all(gpu == "CPU" for _, gpu, _ in machines):
+        device = "cpu"
+    elif all(is_rehearsal(provider) for provider, _, _ in machines):
+        device = "auto"
+    return GateOptions(
+        device=device,
+        gpu_count=max((count for _, _, count in machines), default=1),
+        min_disk_gb=options["min_free_disk_gb"],
+        min_memory_gb=options["min_memory_gb"],
+        allow_no_torch=options["allow_no_torch"],
+        time_limits={str(name): float(seconds) for name, seconds in options["gate_time_limits"].items()},
+    )
 
 
 def _absent(module: AnsibleModule, settings: Settings, ledger: Ledger, rental: Rental) -> dict[str, Any]:

@@ -10,13 +10,16 @@ module: run_ledger
 short_description: Open and close runs in the ledger
 description:
   - With C(state=opened), checks the job files and writes a new run for each job, with a fresh id.
+  - With C(state=resumed), takes a run over whose controller has died, so that the command that runs this module is its
+    controller from then on, with a guard of its own. Refused while the present controller is alive, and for a run that
+    is over. Of two that try at once, one gets it.
   - With C(state=closed), records how a run ended, once, and writes C(run.json) and C(receipt.json).
   - With C(state=noted), records files that came home.
 options:
   state:
     description: What to write.
     type: str
-    choices: [opened, noted, closed]
+    choices: [opened, resumed, noted, closed]
     required: true
   jobs:
     description: The jobs to open a run for; a job may be named more than once.
@@ -24,17 +27,24 @@ options:
     elements: str
     default: []
   jobs_dir:
-    description: The group_vars folder with the job files. Needed for C(state=opened).
+    description: The group_vars folder with the job files. Needed for C(state=opened) and C(state=resumed).
     type: path
   artifacts_root:
     description: The folder in which each run gets a folder of its own. Needed for C(state=opened).
     type: path
   keep_on_disconnect:
-    description: Leave the pod alive until its deadline when this controller goes away.
+    description:
+      - Leave the pod alive until its deadline when this controller goes away.
+      - Not given, an opened run does not, and a resumed one keeps what it was opened with.
     type: bool
-    default: false
+  inputs:
+    description:
+      - Variables that the run was started with and that its later stages need. C(state=opened) keeps them in the run's
+        own folder for C(state=resumed). Never a key.
+    type: dict
+    default: {}
   run:
-    description: The run id. Needed for C(state=noted) and C(state=closed).
+    description: The run id. Needed for all states but C(opened).
     type: str
   artifacts:
     description: Files that are home and verified - path, bytes, sha256, kind (weights, log or extra).
@@ -67,6 +77,12 @@ EXAMPLES = r"""
     artifacts_root: artifacts
   register: opened
 
+- name: Take one over whose command has died
+  run_ledger:
+    state: resumed
+    run: demo-1201-k3f7q
+    jobs_dir: group_vars
+
 - name: Close one
   run_ledger:
     state: closed
@@ -76,8 +92,8 @@ EXAMPLES = r"""
 
 RETURN = r"""
 runs:
-  description: The opened runs - run, job, artifacts_dir.
-  returned: state is opened
+  description: The opened or resumed runs - run, job, artifacts_dir, inputs.
+  returned: state is opened or resumed
   type: list
   elements: dict
 document:
@@ -91,6 +107,7 @@ failure:
 """
 
 import contextlib
+import json
 import secrets
 from pathlib import Path
 from typing import Any
@@ -100,18 +117,25 @@ from pennypod import processes
 from pennypod.ansible import run_module
 from pennypod.clock import SystemClock
 from pennypod.errors import InputError
+from pennypod.events import Events
+from pennypod.guard import ensure_guard
 from pennypod.jobs import load_job
 from pennypod.ledger import ArtifactRecord, Ledger, Outcome, RunRecord, open_ledger
 from pennypod.model.ids import new_run_id
-from pennypod.report import run_document, write_results
-from pennypod.settings import load_settings
+from pennypod.podwork import ASK_EVERY_S
+from pennypod.providers.registry import all_providers
+from pennypod.report import run_document, write_json, write_results
+from pennypod.settings import Settings, load_settings
+
+INPUTS_FILE = "inputs.json"
 
 ARGUMENT_SPEC: dict[str, Any] = {
-    "state": {"type": "str", "choices": ["opened", "noted", "closed"], "required": True},
+    "state": {"type": "str", "choices": ["opened", "resumed", "noted", "closed"], "required": True},
     "jobs": {"type": "list", "elements": "str", "default": []},
     "jobs_dir": {"type": "path"},
     "artifacts_root": {"type": "path"},
-    "keep_on_disconnect": {"type": "bool", "default": False},
+    "keep_on_disconnect": {"type": "bool"},
+    "inputs": {"type": "dict", "default": {}},
     "run": {"type": "str"},
     "artifacts": {"type": "list", "elements": "dict", "default": []},
     "outcome": {"type": "str", "choices": ["succeeded", "failed", "cancelled"]},
@@ -119,6 +143,7 @@ ARGUMENT_SPEC: dict[str, Any] = {
 }
 REQUIRED_IF = [
     ("state", "opened", ["jobs_dir", "artifacts_root"]),
+    ("state", "resumed", ["run", "jobs_dir"]),
     ("state", "noted", ["run"]),
     ("state", "closed", ["run", "outcome"]),
 ]
@@ -126,15 +151,18 @@ REQUIRED_IF = [
 
 def body(module: AnsibleModule) -> dict[str, Any]:
     """Write what the state asks for."""
-    ledger = open_ledger(load_settings())
+    settings = load_settings()
+    ledger = open_ledger(settings)
     if module.params["state"] == "opened":
-        return _open(module, ledger)
+        return _open(module, settings, ledger)
+    if module.params["state"] == "resumed":
+        return _resume(module, settings, ledger)
     if module.params["state"] == "noted":
         return _note(module, ledger)
     return _close(module, ledger)
 
 
-def _open(module: AnsibleModule, ledger: Ledger) -> dict[str, Any]:
+def _open(module: AnsibleModule, settings: Settings, ledger: Ledger) -> dict[str, Any]:
     options = module.params
     jobs = [job.strip() for job in options["jobs"] if job.strip()]
     if not jobs:
@@ -146,7 +174,7 @@ def _open(module: AnsibleModule, ledger: Ledger) -> dict[str, Any]:
     runs = []
     for job in jobs:
         run = new_run_id(job, now, secrets.randbelow)
-        runs.append({"run": run, "job": job, "artifacts_dir": str(root / run)})
+        runs.append({"run": run, "job": job, "artifacts_dir": str(root / run), "inputs": options["inputs"]})
     if not module.check_mode:
         try:
             for item in runs:
@@ -164,12 +192,50 @@ def _open(module: AnsibleModule, ledger: Ledger) -> dict[str, Any]:
                     controller=controller,
                     created=now,
                     artifacts_dir=item["artifacts_dir"],
-                    keep_on_disconnect=options["keep_on_disconnect"],
+                    keep_on_disconnect=bool(options["keep_on_disconnect"]),
                 )
             )
             ledger.start_stage(item["run"], "plan", now)
+            write_json(settings.run_dir(item["run"]) / INPUTS_FILE, options["inputs"])
     names = [item["run"] for item in runs]
     return {"changed": True, "runs": runs, "diff": {"before": {"runs": []}, "after": {"runs": names}}}
+
+
+def _resume(module: AnsibleModule, settings: Settings, ledger: Ledger) -> dict[str, Any]:
+    """Whatever can be found wanting is found before the run is taken over: a refusal must leave it as it is."""
+    options, run = module.params, module.params["run"]
+    before = ledger.run(run)
+    load_job(Path(options["jobs_dir"]), before.job)
+    run_dir = settings.runs_dir / run
+    if not (run_dir / "id_ed25519").is_file():
+        raise InputError(f"there is no key of run {run} in {run_dir}: resume it on the machine that it was started on")
+    missing = {a.provider for a in ledger.attempts(run) if not a.final} - set(all_providers(settings))
+    if missing:
+        raise InputError(f"run {run} has a pod of {', '.join(sorted(missing))}: set that provider's key and repeat")
+    item = {"run": run, "job": before.job, "artifacts_dir": before.artifacts_dir, "inputs": _inputs(run_dir)}
+    controller = processes.controller_identity()
+    if not module.check_mode:
+        ensure_guard(settings, controller)  # before the run is ours: not one moment without a guard
+        clock = SystemClock()
+        before = ledger.take_over(run, controller, processes.is_alive, keep_on_disconnect=options["keep_on_disconnect"])
+        if before.controller != controller:
+            Path(before.artifacts_dir).mkdir(parents=True, exist_ok=True)
+            Events(settings.run_dir(run), run).emit("rent", "resumed: its first command has died")
+            # What that has left running asks once a second whether the run is still its own.
+            clock.sleep(3 * ASK_EVERY_S)
+    return {
+        "changed": before.controller != controller,
+        "runs": [item],
+        "diff": {"before": {"controller": before.controller}, "after": {"controller": controller}},
+    }
+
+
+def _inputs(run_dir: Path) -> dict[str, Any]:
+    try:
+        inputs = json.loads((run_dir / INPUTS_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return inputs if isinstance(inputs, dict) else {}
 
 
 def _note(module: AnsibleModule, ledger: Ledger) -> dict[str, Any]:

@@ -6,7 +6,8 @@ lives in its own session, inherits no descriptor and logs to a file. There is on
 holds a lock for as long as it lives, and that lock is how others know that it is there.
 
 When the controller ends, whatever its runs still hold is taken away from them (fenced), destroyed and proven gone. A
-normal end leaves nothing to do. `keep_on_disconnect` makes the guard stand down until the run's deadline.
+normal end leaves nothing to do. `keep_on_disconnect` makes the guard stand down until the run's deadline. A run that
+another controller has taken over meanwhile is no longer this guard's: fencing and taking over exclude each other.
 """
 
 from __future__ import annotations
@@ -44,10 +45,10 @@ Log = Callable[[str], None]
 
 def ensure_guard(settings: Settings, controller: str) -> None:
     """Start the controller's guard unless it is there. Returns once it watches; raises GuardError when it does not."""
-    if guard_is_alive(settings, controller):
-        return
     if not processes.is_alive(controller):
         raise GuardError("the command that started this run has ended: renting nothing")
+    if guard_is_alive(settings, controller):
+        return
     settings.guards_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     read_end, write_end = os.pipe()
     try:
@@ -119,9 +120,11 @@ class Guard:
 
     def _end(self, run: RunRecord, reason: str) -> bool:
         """Fence the run, prove every pod of it gone, close it. Returns whether that is done."""
+        if not self._ledger.fence(run.run, reason, controller=run.controller):
+            self._log(f"{run.run}: taken over by another command, which has its own guard")
+            return True
         if run.fenced_reason is None:
             self._log(f"{run.run}: {reason}")
-        self._ledger.fence(run.run, reason)
         done = True
         for attempt in self._ledger.attempts(run.run):
             if not attempt.final:

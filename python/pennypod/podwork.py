@@ -49,6 +49,9 @@ def connect(options: Mapping[str, Any]) -> Ssh:
 class Fence:
     """Asks the ledger whether the run is still ours, at most once a second however often it is called.
 
+    Ours means: of the controller that it had when this was made. What a dead controller left running stops by this when
+    another one resumes the run.
+
     A ledger that cannot be asked just now (busy, a database that restarts) is no reason to give a training up: only its
     plain word is. `problem` then says what was wrong last.
     """
@@ -60,6 +63,11 @@ class Fence:
         self._asked_at = float("-inf")
         self._opened: Ledger | None = None
         self.problem = ""
+        self._controller: str | None = None
+        try:
+            self._controller = self._ledger().run(run).controller
+        except PennypodError as exc:
+            self.problem = exc.message
 
     def __call__(self) -> None:
         """Raises FencedError when the run was taken away or closed."""
@@ -68,7 +76,7 @@ class Fence:
             return
         self._asked_at = now
         try:
-            self._ledger().raise_if_fenced(self._run)
+            self._ledger().raise_if_fenced(self._run, self._controller)
         except FencedError:
             raise
         except PennypodError as exc:

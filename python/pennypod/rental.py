@@ -59,7 +59,10 @@ class Login(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RentRequest:
-    """What to rent for a run. `offers` in the order to try them; `images` maps a provider's name to its image."""
+    """What to rent for a run. `offers` in the order to try them; `images` maps a provider's name to its image.
+
+    With `controller`, nothing is rented once another controller has taken the run over.
+    """
 
     run: str
     offers: Sequence[Offer]
@@ -69,6 +72,7 @@ class RentRequest:
     public_key: str
     renter: str
     max_attempts: int = 5
+    controller: str | None = None
     env: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -127,7 +131,7 @@ class Rental:
         tried = len(self._ledger.attempts(request.run))
         rungs: list[dict[str, Any]] = []
         for number, offer in enumerate(request.offers[: request.max_attempts], start=tried + 1):
-            self._ledger.raise_if_fenced(request.run)
+            self._ledger.raise_if_fenced(request.run, request.controller)
             before_create()
             try:
                 return self._try_offer(request, offer, number, login, report)
@@ -139,11 +143,66 @@ class Rental:
         reasons = "; ".join(f"{rung['machine_id']}: {rung['message']}" for rung in rungs) or "there was no offer to try"
         raise LadderExhaustedError(f"no usable pod after {len(rungs)} attempts: {reasons}", attempts=rungs)
 
+    def resume(
+        self, run: str, public_key: str, login: Login, report: Report, *, pinned: Sequence[str], limit_s: float
+    ) -> Tenancy:
+        """The pod that an earlier controller of the run has left, found in its provider's listing by its lease.
+
+        Its address is read anew. A pod that had not been accepted yet is checked now. `pinned` are the host keys to
+        believe where the provider cannot tell them. Raises NotReadyError when no pod is left that could go on,
+        GateError or SshError when there is one and it does not prove usable within `limit_s`.
+        """
+        reasons = []
+        for attempt in reversed(self._ledger.attempts(run)):
+            if attempt.final:
+                continue
+            if attempt.state is AttemptState.DESTROYING:
+                reasons.append(f"its end was asked for already ({attempt.reason or 'no reason given'})")
+                continue
+            provider = self._providers[attempt.provider]
+            pod_id = self._find_by_name(provider, attempt.lease_name) or attempt.pod_id
+            pod = None if pod_id is None else self._look(provider, pod_id)
+            if pod is None:
+                reasons.append(f"{provider.name} has no pod {attempt.lease_name} any more")
+                continue
+            if pod.state in (PodState.FAILED, PodState.STOPPED):
+                reasons.append(_given_up(pod))
+                continue
+            if attempt.pod_id is None:
+                self._adopt(attempt, pod.pod_id)
+            report("rent", f"pod {short(pod.pod_id)} is still there, on {attempt.machine_id}", pod_id=pod.pod_id)
+            return self._take_back(attempt, provider, pod.pod_id, public_key, login, report, pinned, limit_s)
+        raise NotReadyError(f"run {run} has no pod to go on with: {'; '.join(reasons) or 'none was ever rented'}")
+
+    def _take_back(
+        self,
+        attempt: AttemptRecord,
+        provider: Provider,
+        pod_id: str,
+        public_key: str,
+        login: Login,
+        report: Report,
+        pinned: Sequence[str],
+        limit_s: float,
+    ) -> Tenancy:
+        pod = self._wait_until_running(attempt.run, provider, pod_id, report)
+        ways_in = self._ways_in(provider, pod, public_key, report)
+        address = login.log_in(ways_in, provider.host_keys(pod_id) or pinned, limit_s)
+        report("rent", f"logged in to {address.host}:{address.port} again")
+        accepted = self._attempt(attempt).state is AttemptState.READY
+        # A pod that was accepted may be at work: another matmul would only be in the way.
+        gate = {} if accepted else login.check(address)
+        if not accepted or address != _address_of(attempt):
+            self._ledger.record_ready(attempt.id, address, self._clock.now())
+        return Tenancy(self._attempt(attempt), pod, address, created=False, gate=gate)
+
     def _try_offer(self, request: RentRequest, offer: Offer, number: int, login: Login, report: Report) -> Tenancy:
         provider = self._providers[offer.provider]
         lease = Lease(request.run, number, int(request.deadline), random_base32(5, self._randbelow))
         report("rent", f"asking for {_describe(offer)}", usd_per_h=micros_to_usd(offer.price_micros_per_h))
-        attempt = self._ledger.open_attempt(lease, offer, renter=request.renter, at=self._clock.now())
+        attempt = self._ledger.open_attempt(
+            lease, offer, renter=request.renter, at=self._clock.now(), controller=request.controller
+        )
         pod_id = self._create(provider, offer, attempt, request, lease)
         try:
             self._ledger.record_pod(attempt.id, pod_id, self._clock.now())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Iterable
@@ -65,6 +66,23 @@ def winning_attempt(attempts: Iterable[AttemptRecord]) -> AttemptRecord | None:
     usable = [attempt for attempt in rented if attempt.ready is not None]
     candidates = usable or rented
     return candidates[-1] if candidates else None
+
+
+def weights_are_home(ledger: Ledger, run: str) -> bool:
+    """Whether the ledger's weights of the run lie in its artifacts folder as they were verified, hash and all."""
+    folder = Path(ledger.run(run).artifacts_dir)
+    weights = [item for item in ledger.artifacts(run) if item.kind == "weights"]
+    return bool(weights) and all(_is_intact(folder / item.path, item.bytes, item.sha256) for item in weights)
+
+
+def _is_intact(path: Path, size: int, sha256: str) -> bool:
+    try:
+        if path.stat().st_size != size:
+            return False
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest() == sha256
+    except OSError:
+        return False
 
 
 def write_results(ledger: Ledger, run: str, now: float) -> dict[str, Any]:

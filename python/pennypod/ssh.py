@@ -227,6 +227,13 @@ def trust_host_keys(known_hosts: Path, host: str, port: int, keys: list[str]) ->
     _write_atomically(known_hosts, "".join(line + "\n" for line in [*kept, *added]), 0o600)
 
 
+def pinned_host_keys(known_hosts: Path, host: str, port: int) -> list[str]:
+    """The host keys that `trust_host_keys`, or a first login, has pinned for `host:port`."""
+    name = _known_name(host, port)
+    lines = known_hosts.read_text(encoding="utf-8").splitlines() if known_hosts.exists() else []
+    return [words[1] for line in lines if (words := line.split(" ", 1))[0] == name and len(words) > 1]
+
+
 def wait_for_ssh(ssh: Ssh, *, deadline_s: float, clock: Clock, on_wait: Callable[[str], None] | None = None) -> None:
     """Log in with a new connection until it works, for at most `deadline_s` seconds from now.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -166,16 +166,51 @@ class Ledger:
         with self._transaction() as tx:
             return [RunRecord(**_columns(row)) for row in tx.execute(query.order_by(table.c.created))]
 
-    def fence(self, run: str, reason: str) -> None:
-        """Take the run away from whoever works on it: from now on no attempt can be opened. Keeps the first reason."""
-        with self._transaction() as tx:
-            if _run(tx, run, lock=True).fenced_reason is None:
-                _update_run(tx, run, fenced_reason=reason)
+    def take_over(
+        self, run: str, controller: str, alive: Callable[[str], bool], *, keep_on_disconnect: bool | None = None
+    ) -> RunRecord:
+        """Make `controller` the one that works on the run, and return the run as it was before.
 
-    def raise_if_fenced(self, run: str) -> None:
-        """Raises FencedError when the run was taken away or closed. Long steps call this every couple of seconds."""
+        Of two that try at once one gets it: the other then finds a controller that is alive. Raises FencedError when
+        the run is over or was stopped, while its present controller is alive, and while something that controller left
+        behind is still renting for it. `alive` judges a process by its identity. None keeps what the run said about
+        `keep_on_disconnect`.
+        """
         with self._transaction() as tx:
-            _refuse_fenced(_run(tx, run))
+            before = _run(tx, run, lock=True)
+            _refuse_fenced(before)
+            if before.controller != controller:
+                if alive(before.controller):
+                    raise FencedError(
+                        f"run {run} is still being worked on by process {before.controller.partition(':')[0]}:"
+                        " there is nothing to resume while that is alive",
+                        controller=before.controller,
+                    )
+                _refuse_while_renting(run, _attempts(tx, run), alive)
+            keep = before.keep_on_disconnect if keep_on_disconnect is None else keep_on_disconnect
+            _update_run(tx, run, controller=controller, keep_on_disconnect=keep)
+            return before
+
+    def fence(self, run: str, reason: str, *, controller: str | None = None) -> bool:
+        """Take the run away from whoever works on it: from now on no attempt can be opened. Keeps the first reason.
+
+        With `controller`, only while the run is that controller's. Returns whether the run is fenced now.
+        """
+        with self._transaction() as tx:
+            record = _run(tx, run, lock=True)
+            if controller is not None and record.controller != controller:
+                return record.fenced_reason is not None
+            if record.fenced_reason is None:
+                _update_run(tx, run, fenced_reason=reason)
+            return True
+
+    def raise_if_fenced(self, run: str, controller: str | None = None) -> None:
+        """Raises FencedError when the run was taken away or closed. Long steps call this every couple of seconds.
+
+        With `controller`, a run that another controller has taken over counts as taken away.
+        """
+        with self._transaction() as tx:
+            _refuse_fenced(_run(tx, run), controller)
 
     def close_run(self, run: str, outcome: Outcome, reason: str, at: float) -> bool:
         """Close a run once; a later close changes nothing. Returns whether this call closed it."""
@@ -193,10 +228,12 @@ class Ledger:
 
     # --- attempts -----------------------------------------------------------------------------------------------
 
-    def open_attempt(self, lease: Lease, offer: Offer, *, renter: str, at: float) -> AttemptRecord:
+    def open_attempt(
+        self, lease: Lease, offer: Offer, *, renter: str, at: float, controller: str | None = None
+    ) -> AttemptRecord:
         """Journal the intent to rent. Raises FencedError when the run was taken away or already has a live attempt."""
         with self._transaction() as tx:
-            _refuse_fenced(_run(tx, lease.run, lock=True))
+            _refuse_fenced(_run(tx, lease.run, lock=True), controller)
             live = [attempt for attempt in _attempts(tx, lease.run) if not attempt.final]
             if live:
                 raise FencedError(
@@ -372,11 +409,23 @@ def _update_run(tx: Connection, run: str, **values: Any) -> None:
     tx.execute(schema.runs.update().where(schema.runs.c.run == run).values(**values))
 
 
-def _refuse_fenced(record: RunRecord) -> None:
+def _refuse_fenced(record: RunRecord, controller: str | None = None) -> None:
     if record.fenced_reason is not None:
         raise FencedError(f"run {record.run} was stopped: {record.fenced_reason}")
     if record.closed is not None:
         raise FencedError(f"run {record.run} is already closed ({record.outcome})")
+    if controller is not None and record.controller != controller:
+        raise FencedError(f"run {record.run} was taken over by process {record.controller.partition(':')[0]}")
+
+
+def _refuse_while_renting(run: str, attempts: Sequence[AttemptRecord], alive: Callable[[str], bool]) -> None:
+    for attempt in attempts:
+        if attempt.state in (AttemptState.INTENT, AttemptState.RENTED) and alive(attempt.renter):
+            raise FencedError(
+                f"run {run} is still being rented for by process {attempt.renter.partition(':')[0]}, which outlived its"
+                " command: try again when that has ended",
+                controller=attempt.renter,
+            )
 
 
 def _as_attempt(row: sa.Row[Any]) -> AttemptRecord:
