@@ -23,6 +23,7 @@ class Asked:
     headers: dict[str, str]
     body: Any
     line: str
+    client_port: int
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,7 @@ class ScriptedApi:
                     {name.lower(): value for name, value in self.headers.items()},
                     json.loads(raw) if raw else None,
                     self.path,
+                    self.client_address[1],
                 )
                 api.asked.append(asked)
                 self.give(api._next(asked))

@@ -167,6 +167,16 @@ def test_a_create_that_never_left_made_nothing(clock: FakeClock) -> None:
         Http("cloud", "http://127.0.0.1:9", KEY, clock).create("PUT", "/x", body={})
 
 
+def test_a_create_does_not_trust_an_old_connection(api: ScriptedApi, http: Http) -> None:
+    api.on("GET /x", FINE)
+    api.on("POST /x", FINE)
+    http.request("GET", "/x")
+    http.request("GET", "/x")
+    http.create("POST", "/x", body={})
+    first, second, create = (asked.client_port for asked in api.asked)
+    assert first == second != create
+
+
 @pytest.mark.parametrize("status", [200, 201, 400, 401, 402, 403, 404, 409, 410, 413, 422, 429])
 def test_a_create_returns_every_answer_that_says_what_happened(api: ScriptedApi, http: Http, status: int) -> None:
     api.on("POST /x", Answer(status, {"detail": "said"}))

@@ -127,9 +127,10 @@ def test_the_jobs_own_query_chooses_the_gpus() -> None:
 
 
 def test_no_query_lifts_the_price_cap_or_the_secure_rule() -> None:
-    need = Need(secure=True, max_price_micros_per_h=400_000, vast_query="datacenter=any dph=any")
-    assert body_of(need)["datacenter"] == {"eq": True}
-    assert body_of(need)["dph_total"] == {"lte": 0.4}
+    for query in ("datacenter=any dph=any", "datacenter=false dph<=9"):
+        body = body_of(Need(secure=True, max_price_micros_per_h=400_000, vast_query=query))
+        assert body["datacenter"] == {"eq": True}
+        assert body["dph_total"] == {"lte": 0.4}
     tighter = Need(max_price_micros_per_h=400_000, vast_query="dph<=0.2")
     assert body_of(tighter)["dph_total"] == {"lte": 0.2}
 
@@ -203,14 +204,15 @@ def test_the_price_is_for_our_disk_even_when_the_search_priced_another(api: Scri
 def test_what_cannot_be_rented_or_does_not_fit_is_left_out(
     api: ScriptedApi, vast: VastProvider, changes: dict[str, Any]
 ) -> None:
-    api.on(SEARCH, rows(offer_row(1, **changes), offer_row(2)))
+    api.on(SEARCH, rows(offer_row(1, machine_id=11) | changes, offer_row(2)))
     need = Need(region=("US",), max_price_micros_per_h=500_000)
     assert [offer.offer_id for offer in vast.offers(need)] == ["2"]
 
 
-def test_an_offer_listed_twice_is_one(api: ScriptedApi, vast: VastProvider) -> None:
-    api.on(SEARCH, rows(offer_row(1), offer_row(1), offer_row(2)))
-    assert [offer.offer_id for offer in vast.offers(Need())] == ["1", "2"]
+def test_a_machine_is_offered_once_at_its_lowest_price(api: ScriptedApi, vast: VastProvider) -> None:
+    dear, cheap = offer_row(1, dph_total=0.5), offer_row(2, dph_total=0.4)
+    api.on(SEARCH, rows(dear, dear, cheap, offer_row(3, machine_id=13), offer_row(4, num_gpus=2, dph_total=0.9)))
+    assert [offer.offer_id for offer in vast.offers(Need())] == ["2", "3", "4"]
 
 
 @pytest.mark.parametrize(("region", "fits"), [("Texas", True), ("TX", False), ("us", True), ("California", False)])

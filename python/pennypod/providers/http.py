@@ -195,6 +195,8 @@ class Http:
         when it may have taken effect: no answer, half an answer, a server error, an answer that is no JSON.
         """
         what = self._what(method, path)
+        # A new connection: one kept from before may be dead, and that would look like a lost answer.
+        self._session.close()
         try:
             reply = self._send(method, path, endpoint, None, body, CREATE_S)
         except (*_REFUSED, OSError) as exc:  # whatever broke: it may already have been on its way

@@ -43,7 +43,7 @@ TIMING = Timing(
     listing_lag_s=30.0,
     absence_checks=3,
     absence_spacing_s=5.0,
-    poll_s=10.0,
+    poll_s=5.0,
     start_patience_s=600.0,  # pull progress shows in status_msg and starts it anew
     start_limit_s=1800.0,
 )
@@ -106,7 +106,7 @@ class VastProvider:
     # --- offers -------------------------------------------------------------------------------------------------------
 
     def offers(self, need: Need) -> list[Offer]:
-        """The cheapest offers that fit, priced for the disk that will be rented."""
+        """The cheapest offers that fit, priced for the disk that will be rented; one for each machine and GPU count."""
         body = search_body(need)
         if body is None:
             return []
@@ -116,11 +116,15 @@ class VastProvider:
         rows = self._checked(reply, "search").get("offers")
         if not isinstance(rows, list):
             raise TransientError("vast: the search gave no list of offers")
-        found: dict[str, Offer] = {}
+        # A machine that fails once fails again: a ladder with the same one on every rung is none.
+        found: dict[tuple[str, int], Offer] = {}
         for row in rows:
             offer = _offer(row, need) if isinstance(row, dict) else None
-            if offer is not None:
-                found.setdefault(offer.offer_id, offer)
+            if offer is None:
+                continue
+            same = found.setdefault((offer.machine_id, offer.gpu_count), offer)
+            if offer.price_micros_per_h < same.price_micros_per_h:
+                found[offer.machine_id, offer.gpu_count] = offer
         return list(found.values())
 
     def prepare(self, image: str, on_progress: Callable[[str], None]) -> None:
