@@ -85,6 +85,7 @@ def instance_row(pod: Pod, now: float) -> dict[str, Any]:
     runtype = pod.details["runtype"]
     host = pod.address[0] if pod.address else machine.ipaddr
     proxy = _proxy(pod, now)
+    flops = round(machine.dlperf * pod.gpus * 0.55, 6)
     held = "running" if pod.holds_gpus else "stopped"
     row = machine_fields(machine, pod.gpus, now)
     for name in ("gpu_ids", "gpu_total_ram", "logo", "vericode", "gpu_max_power", "gpu_max_temp"):
@@ -139,8 +140,8 @@ def instance_row(pod: Pod, now: float) -> dict[str, Any]:
         "score": None,
         "dlperf": None,
         "dlperf_per_dphtotal": None,
-        "flops_per_dphtotal": None,
-        "total_flops": None,
+        "flops_per_dphtotal": round(flops / (base + storage), 6),
+        "total_flops": flops,
         "rentable": True,
         "vram_costperhour": round(base / max(machine.gpu_ram, 1), 9),
         "credit_balance": None,
@@ -190,24 +191,26 @@ def charge_rows(world: World, account: Account, start: float, end: float, now: f
         until = min(last, end)
         items = [
             {
-                "start": max(pod.created, start),
-                "end": until,
+                "start": int(max(pod.created, start)),
+                "end": int(until),
                 "type": kind,
                 "description": f"Instance {pod.id} {names.get(kind, kind)} charge",
                 "amount": round(pod.meter.micros(until, kind, start) / 1e6, 3),
-                "metadata": None,
+                "source": None,
+                "metadata": {},
+                "items": [],
             }
             for kind in pod.meter.kinds()
         ]
         rows.append(
             {
-                "start": max(pod.created, start),
-                "end": until,
+                "start": int(max(pod.created, start)),
+                "end": int(until),
                 "type": "instance",
                 "source": f"instance-{pod.id}",
                 "description": f"Instance {pod.id} charges",
                 "amount": round(pod.meter.micros(until, None, start) / 1e6, 3),
-                "metadata": {"label": pod.name or None, "template_id": None},
+                "metadata": {"label": pod.name},
                 "items": items,
             }
         )

@@ -36,6 +36,8 @@ def search(market: VastMarket, query: Mapping[str, Any], now: float) -> list[dic
 
 def matches(row: Mapping[str, Any], name: str, wish: Mapping[str, Any]) -> bool:
     """Whether a row passes one filter; a field that no row has filters nothing (a guess: see docs/simulator.md)."""
+    if name == "driver_version":
+        name = "driver_vers"  # clients send 535.86.05 as 535086005
     if name not in row:
         return True
     return all(_holds(row[name], operator, value, name) for operator, value in wish.items())
