@@ -233,7 +233,6 @@ def test_a_whole_life_by_the_vast_sdk(clients: Any, world: Simulator) -> None:
 # Every difference between our create and the official CLI's for the same intent, and why it is there.
 DELIBERATE = {
     "cancel_unavail": "the CLI's explicit false leaves a stopped contract behind when the machine is taken",
-    "runtype": "the documented spelling; the CLI sends `ssh_direc ssh_proxy`, an older one",
     "target_state": "running is the default; said aloud, since a stopped contract bills for its disk",
     "onstart": "ours switches tmux off at login, which Vast's images switch on",
 }

@@ -189,7 +189,7 @@ def charge_rows(world: World, account: Account, start: float, end: float, now: f
         if pod.account is not account or pod.created > end or last < start:
             continue
         until = min(last, end)
-        items = [
+        items: list[dict[str, Any]] = [
             {
                 "start": int(max(pod.created, start)),
                 "end": int(until),
