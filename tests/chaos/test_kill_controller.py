@@ -9,6 +9,7 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pennypod.ledger import AttemptState, Outcome
@@ -22,12 +23,17 @@ SEED = int(os.environ.get("PENNYPOD_CHAOS_SEED", random.randrange(10**6)))
 FULL = os.environ.get("PENNYPOD_CHAOS") == "full"
 
 
-def chosen_cases() -> list[tuple[str, signal.Signals]]:
-    """KILL in every stage and each other signal in a random one; all of them with PENNYPOD_CHAOS=full."""
+def chosen_cases() -> list[Any]:
+    """KILL in the four stages that matter most; with HEAVY=1 all stages, and each other signal in a random one.
+
+    PENNYPOD_CHAOS=full is every signal in every stage.
+    """
     if FULL:
         return [(stage, number) for stage in STAGES for number in SIGNALS]
-    others = [(ANY, number) for number in SIGNALS if number is not signal.SIGKILL]
-    return [(stage, signal.SIGKILL) for stage in STAGES] + others
+    quick = [(stage, signal.SIGKILL) for stage in ("rent", "dataset", "training", "weights")]
+    rest = [(stage, signal.SIGKILL) for stage in ("bootstrap", "teardown")]
+    rest += [(ANY, number) for number in SIGNALS if number is not signal.SIGKILL]
+    return quick + [pytest.param(*case, marks=pytest.mark.heavy) for case in rest]
 
 
 @pytest.fixture

@@ -33,7 +33,7 @@ def keys(sim: Simulator) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize("provider", ["auto", "runpod"])
+@pytest.mark.parametrize("provider", ["auto", pytest.param("runpod", marks=pytest.mark.heavy)])
 def test_a_job_trains_on_a_simulated_cloud(cloud: Workspace, sim: Simulator, provider: str) -> None:
     done = cloud.play(job="tiny", provider=provider, env=keys(sim))
     assert done.returncode == 0, done.stdout + done.stderr

@@ -11,8 +11,6 @@ from pathlib import Path
 import pytest
 from workspace import REPOSITORY, Workspace
 
-pytestmark = pytest.mark.pod
-
 DOCUMENTS = ["README.md", "docs/local-pods.md"]
 PROGRAMS = ("ansible", "pennypod", "make", "molecule")
 # Run by every `make test`, by hand before a release, or only with gigabytes at hand (tests marked heavy).
@@ -39,6 +37,9 @@ def shown() -> list[str]:
     return sorted({command for document in DOCUMENTS for command in commands(document)})
 
 
+pytestmark = [pytest.mark.pod, pytest.mark.xdist_group("docs")]
+
+
 @pytest.fixture(scope="module")
 def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     """One workspace for all commands, with a finished run in its ledger and a pod that is still up."""
@@ -52,7 +53,14 @@ def test_the_documents_show_commands() -> None:
     assert len(shown()) >= 8
 
 
-@pytest.mark.parametrize("command", [command for command in shown() if command not in ELSEWHERE])
+def cases() -> list[object]:
+    """All commands that are run here; the whole trainings among them take minutes."""
+    long = pytest.mark.heavy
+    run_here = [command for command in shown() if command not in ELSEWHERE]
+    return [pytest.param(c, marks=long) if c.startswith(("make demo", "ansible-playbook")) else c for c in run_here]
+
+
+@pytest.mark.parametrize("command", cases())
 def test_a_documented_command_works(workspace: Workspace, command: str, tmp_path: Path) -> None:
     (run,) = [document["run"] for document in workspace.documents() if document["job"] == "tiny"]
     line = command.replace("<run>", run).replace("RUN", run)

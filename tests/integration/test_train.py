@@ -86,6 +86,7 @@ def test_two_runs_of_one_job_do_not_disturb_each_other(workspace: Workspace) -> 
     assert max(pod["rented_at"] for pod in rented) < min(pod["gone_at"] for pod in rented)
 
 
+@pytest.mark.heavy
 def test_two_commands_at_once_do_not_disturb_each_other(workspace: Workspace, tmp_path: Path) -> None:
     started = [workspace.start(job="tiny", log=tmp_path / f"{number}.log") for number in (1, 2)]
     codes = [process.wait(timeout=250) for process in started]
@@ -95,6 +96,7 @@ def test_two_commands_at_once_do_not_disturb_each_other(workspace: Workspace, tm
     check_success(second)
 
 
+@pytest.mark.heavy
 def test_one_failing_arm_does_not_harm_the_other(workspace: Workspace) -> None:
     bad = (workspace.root / "group_vars" / "job_tiny.yml").read_text().replace("default(0)", "default(3)")
     (workspace.root / "group_vars" / "job_unlucky.yml").write_text(bad)
@@ -135,6 +137,7 @@ def test_wrong_input_is_one_line_and_rents_nothing(workspace: Workspace, extra: 
         assert said in (run.reason or "")
 
 
+@pytest.mark.heavy
 def test_a_malformed_job_file_names_its_line(workspace: Workspace) -> None:
     (workspace.root / "group_vars" / "job_odd.yml").write_text("training_command: x\nnumbers: [1, 2\n")
     done = workspace.play(job="odd")
@@ -143,6 +146,7 @@ def test_a_malformed_job_file_names_its_line(workspace: Workspace) -> None:
     assert "job_odd.yml, line 3" in line
 
 
+@pytest.mark.heavy
 def test_a_wrong_type_in_a_job_file_is_one_line(workspace: Workspace) -> None:
     job = workspace.root / "group_vars" / "job_tiny.yml"
     job.write_text(job.read_text() + "pod_gpu_count: many\n")
@@ -153,6 +157,7 @@ def test_a_wrong_type_in_a_job_file_is_one_line(workspace: Workspace) -> None:
     assert workspace.document()["attempts"] == []
 
 
+@pytest.mark.heavy
 def test_no_container_engine_is_one_line(workspace: Workspace, tmp_path: Path) -> None:
     tools = tmp_path / "bin"
     tools.mkdir()
@@ -166,6 +171,7 @@ def test_no_container_engine_is_one_line(workspace: Workspace, tmp_path: Path) -
     assert "podman" in line
 
 
+@pytest.mark.heavy
 def test_a_taken_port_is_one_line(workspace: Workspace) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
