@@ -371,7 +371,7 @@ class Rental:
         self._ledger.record_destroying(attempt.id, outcome, reason, self._clock.now())
         report("teardown", f"destroying pod {short(pod_id)}: {reason}", pod_id=pod_id)
         proof = self.prove_gone(provider, pod_id, attempt.lease_name, patience_s=patience_s)
-        gone_at = self._clock.now()
+        gone_at = _gone_since(proof, self._clock.now())
         receipt = self._receipt(attempt, pod_id, proof, gone_at)
         if self._ledger.record_gone(attempt.id, receipt, gone_at, int(receipt["cost_micros"])):
             cost = format_usd(int(receipt["cost_micros"]))
@@ -486,6 +486,7 @@ class Rental:
             "price_usd_per_h": micros_to_usd(attempt.price_micros_per_h),
             "rented_at": attempt.intended,
             "gone_at": gone_at,
+            "proven_at": self._clock.now(),
             "billed_seconds": round(seconds, 3),
             "cost_micros": cost_micros(attempt.price_micros_per_h, seconds),
             "proof": proof,
@@ -503,6 +504,18 @@ def ours(pods: Sequence[Pod]) -> list[tuple[Pod, Lease]]:
 def short(pod_id: str) -> str:
     """Container engines have ids of 64 digits; twelve are plenty for people."""
     return pod_id[:12]
+
+
+def _gone_since(proof: Sequence[Mapping[str, Any]], now: float) -> float:
+    """When the last unbroken row of "absent" answers began: the meter stopped before it, the rest is only our care."""
+    since = now
+    for step in reversed(proof):
+        if step["asked"] != "is it there":
+            continue
+        if step["answer"] != "absent":
+            break
+        since = float(step["at"])
+    return since
 
 
 def _given_up(pod: Pod) -> str:

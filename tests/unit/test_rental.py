@@ -216,6 +216,20 @@ def test_destroying_gives_a_receipt_with_the_price_of_every_second(world: World)
     assert [step["answer"] for step in attempt.receipt["proof"]] == ["accepted", "absent", "absent", "absent"]
 
 
+def test_the_time_that_proof_takes_is_not_counted_as_billed(world: World) -> None:
+    world.rent()
+    world.clock.sleep(90)
+    world.provider.list_faults = [None, TransientError("502"), None, None, None]
+    world.destroy()
+    receipt = world.ledger.attempts(RUN)[0].receipt
+    assert receipt is not None
+    looks = [step for step in receipt["proof"] if step["asked"] == "is it there"]
+    assert [step["answer"] for step in looks][-3:] == ["absent"] * 3
+    assert receipt["gone_at"] == looks[-3]["at"]  # an answer of "absent" before an error does not count
+    assert receipt["proven_at"] == world.clock.now() > receipt["gone_at"]
+    assert receipt["billed_seconds"] == receipt["gone_at"] - receipt["rented_at"]
+
+
 def test_destroying_twice_keeps_the_first_receipt(world: World) -> None:
     world.rent()
     world.destroy()
