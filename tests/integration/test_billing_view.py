@@ -209,7 +209,6 @@ def test_a_run_that_no_listing_shows_is_still_shown_until_a_sweep_proves_it_gone
     assert run not in json.dumps(rented.inventory())
 
 
-@pytest.mark.xdist_group("sweep")  # a sweep ends every overdue pod, also those of a test beside it
 def test_a_sweep_from_elsewhere_ends_an_overdue_pod_by_its_name_alone(rented: Rented, tmp_path: Path) -> None:
     elsewhere = {"PENNYPOD_HOME": str(tmp_path / "elsewhere")}
     run = new_run_id("late", rented.clock.now(), secrets.randbelow)
