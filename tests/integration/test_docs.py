@@ -17,6 +17,8 @@ PROGRAMS = ("ansible", "pennypod", "make", "molecule")
 ELSEWHERE = {
     "make test": "this very run",
     "make setup": "the first step of make test",
+    "pennypod simulate --pods container --port 8400 &": "tests/contract/test_train_on_simulator.py",
+    "ansible-playbook train.yml -e job=demo -e provider=auto": "tests/contract/test_train_on_simulator.py",
     "ansible-playbook train.yml -e job=fdi -e dataset=PATH": "test_train.py, heavy",
 }
 # Appended so that a training is two epochs; everything else is as printed.
