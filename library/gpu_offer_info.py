@@ -21,7 +21,10 @@ options:
     type: str
     default: auto
   gpu:
-    description: GPU types that will do, in order of preference. Empty means any.
+    description:
+      - GPU types that will do, in order of preference. Every offer of the first type comes before any of the second.
+      - C(cheapest) means any type, ranked by the expected cost of the run.
+      - Empty means a ladder of seven types where GPUs are paid for, and whatever there is for local pods.
     type: list
     elements: str
     default: []
@@ -96,7 +99,7 @@ options:
   max_attempts:
     description: How many offers may be tried.
     type: int
-    default: 5
+    default: 8
 attributes:
   check_mode:
     support: full
@@ -177,7 +180,7 @@ ARGUMENT_SPEC: dict[str, Any] = {
     "budget_factor": {"type": "float", "default": 2.5},
     "upload_bytes": {"type": "int", "default": 0},
     "fetch_bytes": {"type": "int", "default": 0},
-    "max_attempts": {"type": "int", "default": 5},
+    "max_attempts": {"type": "int", "default": 8},
 }
 
 

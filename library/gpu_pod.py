@@ -48,6 +48,11 @@ options:
     description: What the run may cost at worst, for the ledger.
     type: float
     default: 0
+  max_cost_usd:
+    description:
+      - Highest worst-case cost of the run, in dollars. What failed attempts have cost counts towards it, so an offer
+        that fitted at first may be passed over later.
+    type: float
   env:
     description: Environment variables of the pod. Never put a key here.
     type: dict
@@ -171,7 +176,7 @@ from pennypod.events import Events
 from pennypod.guard import ensure_guard
 from pennypod.ledger import AttemptState, Ledger, open_ledger
 from pennypod.model.money import usd_to_micros
-from pennypod.planning import offer_from
+from pennypod.planning import offer_from, terms_from
 from pennypod.providers.base import Provider
 from pennypod.providers.registry import all_providers, is_rehearsal, prepare
 from pennypod.rental import Rental, RentRequest, Tenancy
@@ -188,6 +193,7 @@ ARGUMENT_SPEC: dict[str, Any] = {
     "disk_gb": {"type": "float", "default": 20},
     "deadline_s": {"type": "float"},
     "worst_case_usd": {"type": "float", "default": 0},
+    "max_cost_usd": {"type": "float"},
     "env": {"type": "dict", "default": {}},
     "min_memory_gb": {"type": "float", "default": 0},
     "min_free_disk_gb": {"type": "float", "default": 0},
@@ -259,6 +265,8 @@ def _present(
         renter=processes.own_identity(),
         controller=controller,
         max_attempts=max(1, len(offers)),
+        terms={offer.offer_id: terms_from(item) for offer, item in zip(offers, options["offers"], strict=True)},
+        max_cost_micros=None if options["max_cost_usd"] is None else usd_to_micros(options["max_cost_usd"]),
         env={str(name): str(value) for name, value in options["env"].items()},
     )
     tenancy = rental.rent(request, login, events.emit, before_create=lambda: ensure_guard(settings, controller))

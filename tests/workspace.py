@@ -25,6 +25,7 @@ _KEYS = ("VAST_API_KEY", "RUNPOD_API_KEY")
 TINY_JOB = """\
 ---
 job_description: Counts instead of training, so that a test can choose how long it takes
+pod_gpu: cheapest
 pod_disk_gb: 1
 pod_boot_minutes: 1
 pod_train_minutes: 2

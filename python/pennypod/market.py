@@ -1,5 +1,8 @@
 """Which offer first, and what it may cost at worst. Floor 2: pure arithmetic over offers.
 
+The ladder: with GPU types in order, every offer of the first type comes before any of the second, whatever its region
+and provider; among equals, and where a job says "cheapest", the expected cost decides.
+
 Ranking is by the expected cost of the whole run until the weights are home, not by $/h alone: a cheap machine behind a
 slow line can cost more than a dear one. The wallclock budget is a multiple of the optimistic estimate (erratum 8): it
 gives the deadline, and the deadline gives the worst-case cost that caps are checked against.
@@ -10,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from pennypod import gpus
 from pennypod.errors import BudgetError, NoCapacityError
 from pennypod.ledger.records import QuarantineRecord
 from pennypod.model.money import cost_micros, format_usd
@@ -17,6 +21,8 @@ from pennypod.model.offer import Offer
 
 DEFAULT_BUDGET_FACTOR = 2.5
 SECURE_ONLY_ABOVE_S = 3600.0
+DEFAULT_LADDER = ("RTX 4090", "RTX 3090", "RTX A5000", "L4", "A100 PCIe", "H100 PCIe", "H200")
+"""Where GPUs are paid for, a job that says nothing about them gets these, in this order: most work per dollar first."""
 _BYTES_PER_GB = 1_000_000_000
 _DEFAULT_MBPS = 100.0  # what we assume of a line whose speed the provider does not tell
 
@@ -55,11 +61,24 @@ class RankedOffer:
 
 
 def rank(
-    offers: Iterable[Offer], estimate: Estimate, budget_factor: float = DEFAULT_BUDGET_FACTOR
+    offers: Iterable[Offer],
+    estimate: Estimate,
+    budget_factor: float = DEFAULT_BUDGET_FACTOR,
+    preference: Sequence[str] = (),
 ) -> list[RankedOffer]:
-    """Cheapest expected run first; equal costs are ordered by machine so that the order is stable."""
+    """By GPU type in order of `preference`, within a type the cheapest expected run first.
+
+    Types that nobody asked for come last, as one. Equal costs are ordered by machine so that the order is stable.
+    """
     ranked = [_rate(offer, estimate, budget_factor) for offer in offers]
-    return sorted(ranked, key=lambda r: (r.expected_micros, r.offer.provider, r.offer.machine_id, r.offer.offer_id))
+    rungs = {name: number for number, name in enumerate(preference)}
+
+    def place(rated: RankedOffer) -> tuple[int, int, str, str, str]:
+        offer = rated.offer
+        rung = rungs.get(gpus.canonical(offer.gpu), len(rungs))
+        return rung, rated.expected_micros, offer.provider, offer.machine_id, offer.offer_id
+
+    return sorted(ranked, key=place)
 
 
 def _rate(offer: Offer, estimate: Estimate, budget_factor: float) -> RankedOffer:
@@ -101,6 +120,31 @@ def within_caps(ranked: Sequence[RankedOffer], max_cost_micros: int | None) -> l
             max_cost_micros=max_cost_micros,
         )
     return fitting
+
+
+def within_one_deadline(
+    ranked: Sequence[RankedOffer], estimate: Estimate, max_cost_micros: int | None, max_attempts: int
+) -> list[RankedOffer]:
+    """The first `max_attempts` offers that keep the cap under a deadline that is long enough for each of them.
+
+    A run has one deadline, so an offer behind a slow line lengthens it for the dear ones too. The better ranked wins.
+    """
+    kept: list[RankedOffer] = []
+    for rated in ranked:
+        if len(kept) == max_attempts:
+            break
+        together = [*kept, rated]
+        if max_cost_micros is None or worst_case_micros(together, estimate) <= max_cost_micros:
+            kept = together
+    return kept
+
+
+def worst_case_micros(ranked: Sequence[RankedOffer], estimate: Estimate) -> int:
+    """What any one of the offers costs at most when it is ended at their common deadline."""
+    deadline_s = max(r.budget_s for r in ranked)
+    return max(
+        cost_micros(r.offer.price_micros_per_h, deadline_s) + estimate.traffic_micros_on(r.offer) for r in ranked
+    )
 
 
 def _bytes_per_s(mbps: float | None) -> float:

@@ -15,6 +15,7 @@ from pennypod.clock import Clock
 from pennypod.errors import (
     AmbiguousError,
     AuthError,
+    BudgetError,
     FencedError,
     FundsError,
     GateError,
@@ -58,10 +59,20 @@ class Login(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Terms:
+    """What an offer is taken for: the seconds that the run is expected to need on it, and the cost of its traffic."""
+
+    expected_s: float = 0.0
+    traffic_micros: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class RentRequest:
     """What to rent for a run. `offers` in the order to try them; `images` maps a provider's name to its image.
 
-    With `controller`, nothing is rented once another controller has taken the run over.
+    With `controller`, nothing is rented once another controller has taken the run over. `terms` by offer id: an offer
+    on which the run could no longer finish before the deadline is passed over, and so is one with which all attempts
+    together may cost more than `max_cost_micros`.
     """
 
     run: str
@@ -74,6 +85,8 @@ class RentRequest:
     max_attempts: int = 5
     controller: str | None = None
     env: Mapping[str, str] = field(default_factory=dict)
+    terms: Mapping[str, Terms] = field(default_factory=dict)
+    max_cost_micros: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +145,12 @@ class Rental:
         rungs: list[dict[str, Any]] = []
         for number, offer in enumerate(request.offers[: request.max_attempts], start=tried + 1):
             self._ledger.raise_if_fenced(request.run, request.controller)
+            try:
+                self._refuse_beyond_limits(request, offer, first=not (tried or rungs))
+            except (BudgetError, NotReadyError) as exc:
+                rungs.append({"offer": offer.offer_id, "machine_id": offer.machine_id, **exc.as_failure()})
+                report("rent", f"{_describe(offer)}: {exc}")
+                continue
             before_create()
             try:
                 return self._try_offer(request, offer, number, login, report)
@@ -142,6 +161,26 @@ class Rental:
                 report("rent", f"{_describe(offer)}: {exc}")
         reasons = "; ".join(f"{rung['machine_id']}: {rung['message']}" for rung in rungs) or "there was no offer to try"
         raise LadderExhaustedError(f"no usable pod after {len(rungs)} attempts: {reasons}", attempts=rungs)
+
+    def _refuse_beyond_limits(self, request: RentRequest, offer: Offer, *, first: bool) -> None:
+        """Raises when the tries before have left too little time or money for this offer."""
+        terms = request.terms.get(offer.offer_id, Terms())
+        left_s = request.deadline - self._clock.now()
+        if not first and left_s < terms.expected_s:
+            raise NotReadyError(
+                f"passed over: {left_s / 60:.1f} min are left to the deadline, about {terms.expected_s / 60:.1f} needed"
+            )
+        if request.max_cost_micros is None:
+            return
+        spent = sum(attempt.cost_micros(self._clock.now()) for attempt in self._ledger.attempts(request.run))
+        worst = spent + cost_micros(offer.price_micros_per_h, left_s) + terms.traffic_micros
+        if worst > request.max_cost_micros:
+            raise BudgetError(
+                f"passed over: with {format_usd(spent)} spent on earlier attempts the run may cost {format_usd(worst)},"
+                f" over max_cost_usd {format_usd(request.max_cost_micros)}",
+                worst_case_micros=worst,
+                max_cost_micros=request.max_cost_micros,
+            )
 
     def resume(
         self, run: str, public_key: str, login: Login, report: Report, *, pinned: Sequence[str], limit_s: float
@@ -507,14 +546,16 @@ def short(pod_id: str) -> str:
 
 
 def _gone_since(proof: Sequence[Mapping[str, Any]], now: float) -> float:
-    """When the last unbroken row of "absent" answers began: the meter stopped before it, the rest is only our care."""
+    """When the destroy was accepted after which every answer was "absent": there the meter stopped.
+
+    Where no acceptance went before them, the first of those answers counts.
+    """
     since = now
     for step in reversed(proof):
-        if step["asked"] != "is it there":
-            continue
+        if step["answer"] == ("absent" if step["asked"] == "is it there" else "accepted"):
+            since = float(step["at"])
         if step["answer"] != "absent":
             break
-        since = float(step["at"])
     return since
 
 

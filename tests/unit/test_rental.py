@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fakes import FakeClock, FakeLogin, FakeProvider, offer
@@ -22,8 +23,9 @@ from pennypod.errors import (
 )
 from pennypod.ledger import AttemptState, Ledger, RunRecord, open_ledger
 from pennypod.model.ids import parse_lease
-from pennypod.model.pod import PodState
-from pennypod.rental import Rental, RentRequest, Tenancy
+from pennypod.model.offer import Offer
+from pennypod.model.pod import PodState, SshAddress
+from pennypod.rental import Rental, RentRequest, Tenancy, Terms
 from pennypod.settings import Settings
 
 RUN = "demo-1201-abcde"
@@ -223,9 +225,11 @@ def test_the_time_that_proof_takes_is_not_counted_as_billed(world: World) -> Non
     world.destroy()
     receipt = world.ledger.attempts(RUN)[0].receipt
     assert receipt is not None
-    looks = [step for step in receipt["proof"] if step["asked"] == "is it there"]
-    assert [step["answer"] for step in looks][-3:] == ["absent"] * 3
-    assert receipt["gone_at"] == looks[-3]["at"]  # an answer of "absent" before an error does not count
+    *before, last_destroy, first, second, third = receipt["proof"]
+    assert [step["answer"] for step in (first, second, third)] == ["absent"] * 3
+    assert last_destroy["asked"] == "destroy"
+    assert "absent" in [step["answer"] for step in before]  # an answer of "absent" before an error does not count
+    assert receipt["gone_at"] == last_destroy["at"]
     assert receipt["proven_at"] == world.clock.now() > receipt["gone_at"]
     assert receipt["billed_seconds"] == receipt["gone_at"] - receipt["rented_at"]
 
@@ -289,3 +293,66 @@ def test_an_intent_left_by_a_crash_is_settled_before_the_next_create(world: Worl
     world.rent()
     assert world.provider.most_alive == 1
     assert world.states() == [AttemptState.GONE, AttemptState.READY]
+
+
+# --- the ladder's bounds ----------------------------------------------------------------------------------------------
+
+
+def climb(world: World, login: FakeLogin, offers: list[Offer], **limits: Any) -> Tenancy:
+    request = RentRequest(
+        run=RUN,
+        offers=offers,
+        images={},
+        disk_gb=20,
+        deadline=world.clock.now() + 600,
+        public_key="ssh-ed25519 AAAA",
+        renter="1:1",
+        **limits,
+    )
+    return world.rental.rent(request, login, quiet, lambda: None)
+
+
+def test_what_failed_attempts_have_cost_counts_towards_the_cap(world: World) -> None:
+    """The dear offer would fit the cap alone; after a pod that failed late it does not, and a cheap one still does."""
+
+    class Slow(FakeLogin):
+        def check(self, address: SshAddress) -> dict[str, Any]:
+            world.clock.sleep(60)
+            return super().check(address)
+
+    # Ten minutes: the first costs $0.05 for its minute, nine minutes of the second $0.99 more.
+    offers = [offer(1, 3_000_000), offer(2, 6_600_000), offer(3, 600_000)]
+    assert climb(world, Slow(GateError("bad")), offers, max_cost_micros=1_000_000).attempt.machine_id == "machine-3"
+    assert [attempt.machine_id for attempt in world.ledger.attempts(RUN)] == ["machine-1", "machine-3"]
+
+
+def test_an_offer_over_the_cap_is_passed_over_with_its_reason(world: World) -> None:
+    with pytest.raises(LadderExhaustedError) as caught:
+        climb(world, FakeLogin(), [offer(1, 6_000_001)], max_cost_micros=1_000_000)
+    (rung,) = caught.value.details["attempts"]
+    assert (rung["code"], world.provider.created) == ("over_budget", [])
+    assert climb(world, FakeLogin(), [offer(1, 6_000_000)], max_cost_micros=1_000_000).created
+
+
+def test_traffic_counts_towards_the_cap(world: World) -> None:
+    with pytest.raises(LadderExhaustedError):
+        climb(
+            world,
+            FakeLogin(),
+            [offer(1, 6_000_000)],
+            max_cost_micros=1_000_000,
+            terms={"offer-1": Terms(traffic_micros=1)},
+        )
+
+
+def test_an_offer_on_which_the_run_could_not_finish_any_more_is_passed_over(world: World) -> None:
+    class Slow(FakeLogin):
+        def check(self, address: SshAddress) -> dict[str, Any]:
+            world.clock.sleep(300)
+            return super().check(address)
+
+    terms = {"offer-1": Terms(600), "offer-2": Terms(400), "offer-3": Terms(200)}
+    offers = [offer(1), offer(2), offer(3)]
+    tenancy = climb(world, Slow(GateError("bad")), offers, terms=terms)
+    assert tenancy.attempt.machine_id == "machine-3"
+    assert [attempt.machine_id for attempt in world.ledger.attempts(RUN)] == ["machine-1", "machine-3"]

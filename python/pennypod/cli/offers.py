@@ -144,7 +144,7 @@ def _wishes(variables: dict[str, Any], smoke: bool) -> tuple[Need, Estimate, Lim
         )
         limits = Limits(
             budget_factor=float(value("budget_factor", DEFAULT_BUDGET_FACTOR)),
-            max_attempts=int(value("max_attempts", 5)),
+            max_attempts=int(value("max_attempts", 8)),
             max_cost_micros=micros("max_cost_usd"),
             allow_community=bool(value("allow_community", False)),
         )
