@@ -142,6 +142,19 @@ def test_a_whole_life_by_the_cli(clients: Any, world: Simulator) -> None:
     assert raw(clients, "show", "instances") == []
 
 
+def test_many_at_once_by_the_cli(clients: Any, world: Simulator) -> None:
+    found = raw(clients, "search", "offers", "num_gpus=1 gpu_name in [RTX_4090,A40]", "--limit", "2")
+    clients.vastai("create", "instances", *(offer["id"] for offer in found), "--image", "an/image:1", "--disk", "20")
+    launched = clients.vastai(
+        "launch", "instance", "-g", "RTX_3090", "-n", "1", "-i", "an/image:1", "-d", "20", "--ssh"
+    )
+    assert "launched successfully" in launched.stdout
+    numbers = [pod["id"] for pod in world.live()]
+    assert len(numbers) == 3
+    clients.vastai("destroy", "instances", *numbers, "-y")
+    assert world.live() == []
+
+
 def test_logs_by_the_cli(clients: Any, world: Simulator) -> None:
     offer = raw(clients, "search", "offers", "num_gpus=1", "--limit", "1")[0]["id"]
     number = raw(clients, "create", "instance", offer, "--image", "an/image:1", "--disk", "30", "--ssh")["new_contract"]
@@ -174,6 +187,10 @@ def test_keys_and_account_by_the_cli(clients: Any, world: Simulator) -> None:
     later(world, 3600)
     charges = raw(clients, "show", "invoices-v1", "--charges", "--start-date", "2020-01-01", "--end-date", "2099-01-01")
     assert f"instance-{number}" in json.dumps(charges)
+    invoices = raw(
+        clients, "show", "invoices-v1", "--invoices", "--start-date", "2020-01-01", "--end-date", "2099-01-01"
+    )
+    assert "-100.0" in json.dumps(invoices), "a top-up counts backwards"
 
 
 def test_the_cli_on_a_bad_key(clients: Any) -> None:

@@ -95,11 +95,8 @@ def run(
         raise InputError("the market file holds an object with vast, runpod, accounts, boot or options")
     clock = VirtualClock(speed)
     backend: Ghosts | Containers = Ghosts()
-    address: list[str] = []
     if pods == "container":
-        backend = Containers(
-            load_settings(), os.environ, image=image, speed=lambda: clock.speed, url=lambda: address[0]
-        )
+        backend = Containers(load_settings(), os.environ, image=image, speed=lambda: clock.speed)
         backend.prepare(lambda text: click.echo(text, err=True))
     boot = Boot(loading_s=3.0) if pods == "container" else Boot(loading_s=20.0)
     world = World(clock, backend, seed=seed, market=market, faults=faults, boot=boot)
@@ -107,7 +104,6 @@ def run(
         simulator = Simulator(world, host=host, port=port)
     except OSError as exc:
         raise InputError(f"cannot listen on {host}:{port}: {exc.strerror}") from exc
-    address.append(simulator.url)
     ended = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: ended.set())

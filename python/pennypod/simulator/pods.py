@@ -86,13 +86,11 @@ class Containers:
         image: str = "stock",
         engine: Engine | None = None,
         speed: Callable[[], float] = lambda: 1.0,
-        url: Callable[[], str] = lambda: "",
     ) -> None:
         self._cache = settings.cache_dir / "local"
         self._environ = dict(environ)
         self._image = image
         self._speed = speed
-        self._url = url
         self._engine = engine
         self._made: dict[str, _Made] = {}
         self._lock = threading.Lock()
@@ -207,7 +205,6 @@ class Containers:
                 "VAST_TCP_PORT_22": str(port),
                 "PUBLIC_IPADDR": "127.0.0.1",
                 "SSH_PUBLIC_KEY": pod.keys[0]["public_key"] if pod.keys else "",
-                "PENNYPOD_SIMULATOR": self._url(),
             }
         return {
             "RUNPOD_POD_ID": pod.id,
@@ -218,7 +215,6 @@ class Containers:
             "RUNPOD_CPU_COUNT": "8",
             "RUNPOD_PUBLIC_IP": "127.0.0.1",
             "RUNPOD_TCP_PORT_22": str(port),
-            "PENNYPOD_SIMULATOR": self._url(),
         }
 
     def _start_command(self, pod: Pod, container: str) -> None:

@@ -152,6 +152,7 @@ class World:
         spec = dict(market or {})
         self.seed = int(spec.get("seed", seed))
         self.clock = clock
+        self.started = clock.now()
         self.backend = backend
         self.lock = threading.RLock()
         self.vast = VastMarket(self.seed, spec.get("vast") or {})

@@ -68,6 +68,7 @@ class VastApi:
             route("PUT", r"/api/v0/search/asks/?", "vast.search", self.search_asks, needs_key=False),
             route("POST", r"/api/v0/asks/bulk/?", "vast.create", self.create_many),
             route("PUT", r"/api/v0/asks/(?P<id>[^/]+)/?", "vast.create", self.create),
+            route("PUT", r"/api/v0/launch_instance/?", "vast.create", self.launch),
             route("GET", r"/api/v1/instances/?", "vast.list", self.listing),
             route("GET", r"/api/v0/instances/?", "vast.legacy_list", self.legacy_listing),
             route("DELETE", r"/api/v0/instances/?", "vast.destroy", self.destroy_many),
@@ -314,6 +315,17 @@ class VastApi:
             "elapsed": 0.1,
         }
         return Reply(200 if good else 400, summary)
+
+    def launch(self, call: Call) -> Reply:
+        """Search and rent in one call: the first offer of the query's order, or none."""
+        body = _body(call)
+        try:
+            found = search(self.world.vast, body.get("q") or {}, self.world.clock.now())
+        except BadQueryError as exc:
+            return failure(400, "bad_request", str(exc))
+        if not found:
+            return Reply(200, {"success": False, "error": "offer_not_found", "message": "No offers match the query."})
+        return self.create(Call(call.request, call.endpoint, {"id": str(found[0]["id"])}, call.identity, call.rules))
 
     # --- looking ------------------------------------------------------------------------------------------------------
 
@@ -601,14 +613,14 @@ class VastApi:
         self._whole_account(call)
         account = call.identity.account
         row: dict[str, Any] = {
-            "id": 1,
-            "start": self.world.clock.now(),
+            "start": round(self.world.started, 1),
             "end": None,
-            "type": "invoice",
-            "source": "stripe_payments",
-            "description": "Credit added",
+            "type": "credit",
+            "source": "stripe",
+            "description": "Manual Billing from MASTERCARD ...0000",
             "amount": -account.credit / 1e6,
-            "metadata": {},
+            "metadata": {"invoice_id": 1, "service": "stripe_payments"},
+            "items": [],
         }
         return Reply(200, {"success": True, "count": 1, "total": 1, "results": [row], "next_token": None})
 
