@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
+_MARKET_PARTS = frozenset(("seed", "vast", "runpod", "accounts", "boot", "options"))
+
+
 def read_file(path: Path | None) -> Any:
     """A YAML or JSON file as plain data. Raises InputError."""
     import yaml
@@ -26,7 +29,7 @@ def read_file(path: Path | None) -> Any:
     try:
         return yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as exc:
-        raise InputError(f"{path} cannot be read: {exc}") from exc
+        raise InputError(f"{path} cannot be read: {' '.join(str(exc).split())}") from exc
 
 
 @click.command()
@@ -93,6 +96,9 @@ def run(
 
     if not isinstance(market, dict):
         raise InputError("the market file holds an object with vast, runpod, accounts, boot or options")
+    unknown = sorted(set(market) - _MARKET_PARTS)
+    if unknown:
+        raise InputError(f"the market file has no part {', '.join(unknown)}: use {', '.join(sorted(_MARKET_PARTS))}")
     clock = VirtualClock(speed)
     backend: Ghosts | Containers = Ghosts()
     if pods == "container":

@@ -223,7 +223,7 @@ class VastMarket:
         unknown = sorted(set(given) - known)
         if unknown:
             raise InputError(f"market file: a vast machine has no field {', '.join(unknown)}")
-        return Machine(**(values | dict(given)))
+        return Machine(**(values | _cast(given, values, "vast machine")))
 
     def price(self, machine: Machine, now: float) -> float:
         """Dollars per GPU and hour: the machine's own price, a little up or down."""
@@ -277,6 +277,20 @@ class VastMarket:
         if machine is not None:
             machine.taken = max(0, machine.taken - gpus)
             machine.generation += 1
+
+
+def _cast(given: Mapping[str, Any], like: Mapping[str, Any], what: str) -> dict[str, Any]:
+    """The given fields with numbers as numbers. Raises InputError."""
+    made = dict(given)
+    for name, value in given.items():
+        kind = type(like.get(name))
+        if kind not in (int, float):
+            continue
+        try:
+            made[name] = kind(value)
+        except (TypeError, ValueError):
+            raise InputError(f"market file: {name} of a {what} is a number, not {value!r}") from None
+    return made
 
 
 def _slices(free: int) -> list[int]:
@@ -352,7 +366,7 @@ class RunpodMarket:
         unknown = sorted(set(given) - {item.name for item in fields(CatalogueGpu)})
         if unknown:
             raise InputError(f"market file: a runpod gpu has no field {', '.join(unknown)}")
-        return CatalogueGpu(**(values | given))
+        return CatalogueGpu(**(values | _cast(given, values, "runpod gpu")))
 
     def price(self, gpu: CatalogueGpu, cloud: str, now: float) -> float:
         """Dollars per GPU and hour; list prices move only when the market file says so."""

@@ -142,6 +142,7 @@ class Containers:
         image = ensure_image(self.engine, self._image, host, self._cache, self._environ, lambda _text: None)
         tree = write_tree(host, self._cache, scripts("host.sh", "start.sh"))
         name = pod.name if parse_lease(pod.name) is not None else f"pennypod-simulated-{pod.provider}-{pod.id}"
+        failure = ""
         for _attempt in range(_PORT_TRIES):
             port = _free_port()
             args = [*self._arguments(pod, host, port), *run_arguments(host, tree), "--entrypoint", "/bin/sh"]
@@ -149,7 +150,7 @@ class Containers:
             done = self.engine.call(*args, *start, timeout_s=_CREATE_S)
             made = container_id(done.stdout)
             if done.rc == 0 and made is not None:
-                entry.container, pod.failure = made, ""
+                entry.container = made
                 self._start_command(pod, made)
                 pod.log.append(f"container started from {image}")
                 pod.address = ("127.0.0.1", port)
@@ -158,14 +159,15 @@ class Containers:
             # The engine keeps a container that it could make but not start.
             for row in self.engine.list_containers(f"label={LABEL}.pod={self._mark}/{pod.provider}/{pod.id}"):
                 self.engine.remove_container(row["id"])
-            pod.failure = f"Error response from daemon: {error_line(done.stderr)}"
-            pod.log.append(pod.failure)
+            failure = f"Error response from daemon: {error_line(done.stderr)}"
+            pod.log.append(failure)
             if "address already in use" in done.stderr:
                 continue
             if "already in use" not in done.stderr:
-                return
+                break
             # A name need not be unique at a provider; here a second pod of the same name gets its id added.
             name = f"{name}-{pod.id}"
+        pod.failure = failure
 
     def _arguments(self, pod: Pod, host: HostSettings, port: int) -> list[str]:
         env = {name: value for name, value in pod.env.items() if _ENV_NAME.fullmatch(name) and "\n" not in value}
