@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ class Settings:
 
     def run_dir(self, run: str) -> Path:
         """Keys, known_hosts and progress events of one run; made on first use, for the owner only."""
+        self._make_home()
         path = self.runs_dir / run
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         return path
@@ -42,7 +44,13 @@ class Settings:
 
     @property
     def cache_dir(self) -> Path:
+        self._make_home()
         return self.home / "cache"
+
+    def _make_home(self) -> None:
+        """For the owner only: folders made along the way to another one would get whatever mode is usual."""
+        with contextlib.suppress(OSError):  # whoever writes into it says what is wrong
+            self.home.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
 def load_settings(environ: Mapping[str, str] | None = None) -> Settings:

@@ -10,6 +10,7 @@ import click
 
 from pennypod import __version__
 from pennypod.cli.app import FAILED, MAY_STILL_BILL, OK, USAGE, App
+from pennypod.cli.doctor import doctor
 from pennypod.cli.ledger import ledger
 from pennypod.cli.offers import offers
 from pennypod.cli.runs import report, ssh
@@ -69,5 +70,5 @@ def main() -> None:
     """
 
 
-for command in (ledger, offers, report, sample_data, simulate, ssh, sweep):
+for command in (doctor, ledger, offers, report, sample_data, simulate, ssh, sweep):
     main.add_command(command)
