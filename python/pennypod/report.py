@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +140,34 @@ def summary(document: dict[str, Any], *, closing: bool = True) -> RenderableType
         billing = document["pods_still_billing"]
         lines.append(Text(f"pods still billing: {billing}", style="bold red" if billing else "bold green"))
     return Group(*lines)
+
+
+def offers_table(plan: Mapping[str, Any]) -> Table:
+    """The ladder of `planning.plan_document`, the first rung first."""
+    table = Table(show_edge=False, pad_edge=False)
+    for name in ("", "gpu", "provider", "machine", "$/h", "minutes", "expected", "worst case"):
+        table.add_column(name, justify="left" if name in ("gpu", "provider", "machine") else "right")
+    for rung, offer in enumerate(plan["offers"], start=1):
+        table.add_row(
+            str(rung),
+            f"{offer['gpu_count']}x {offer['gpu']}",
+            offer["provider"],
+            offer["machine_id"],
+            f"${offer['price_usd_per_h']:.4f}",
+            f"{offer['expected_s'] / 60:.1f}",
+            f"${offer['expected_usd']:.4f}",
+            f"${offer['worst_case_usd']:.4f}",
+        )
+    return table
+
+
+def offers_words(plan: Mapping[str, Any]) -> list[str]:
+    """What belongs under that table."""
+    minutes = plan["deadline_s"] / 60
+    return [
+        *(f"note: {note}" for note in plan["notes"]),
+        f"worst case ${plan['worst_case_usd']:.4f}: the pod ends after {minutes:.1f} min in any case",
+    ]
 
 
 def _attempt_document(attempt: AttemptRecord, now: float) -> dict[str, Any]:

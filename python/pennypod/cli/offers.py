@@ -158,25 +158,8 @@ def _names(value: Any) -> tuple[str, ...]:
 
 
 def _print(app: App, plan: dict[str, Any]) -> None:
-    from rich.table import Table
+    from pennypod.report import offers_table, offers_words
 
-    table = Table(show_edge=False, pad_edge=False)
-    for name in ("", "gpu", "provider", "machine", "$/h", "minutes", "expected", "worst case"):
-        table.add_column(name, justify="left" if name in ("gpu", "provider", "machine") else "right")
-    for rung, offer in enumerate(plan["offers"], start=1):
-        table.add_row(
-            str(rung),
-            f"{offer['gpu_count']}x {offer['gpu']}",
-            offer["provider"],
-            offer["machine_id"],
-            f"${offer['price_usd_per_h']:.4f}",
-            f"{offer['expected_s'] / 60:.1f}",
-            f"${offer['expected_usd']:.4f}",
-            f"${offer['worst_case_usd']:.4f}",
-        )
-    app.out.print(table)
-    for note in plan["notes"]:
-        click.echo(f"note: {note}")
-    click.echo(
-        f"worst case ${plan['worst_case_usd']:.4f}: the pod ends after {plan['deadline_s'] / 60:.1f} min in any case"
-    )
+    app.out.print(offers_table(plan))
+    for line in offers_words(plan):
+        click.echo(line)
