@@ -19,7 +19,7 @@ from workspace import Workspace, wait_until
 
 pytestmark = pytest.mark.pod
 
-LONG = {"tiny_epochs": 25}
+LONG = {"tiny_epochs": 18}
 
 
 @pytest.fixture
@@ -133,8 +133,8 @@ def test_a_training_goes_on_under_a_new_controller(broken: Broken, workspace: Wo
     document = check_success(workspace, pod_id)
     assert workspace.ledger().run(broken.run).controller != first
     log = (Path(document["artifacts_dir"]) / "train.log").read_text()
-    assert log.count("epoch 1/25") == 1, "it was followed, not started again"
-    assert "epoch 25/25" in log
+    assert log.count("epoch 1/18") == 1, "it was followed, not started again"
+    assert "epoch 18/18" in log
     assert done.stdout.rstrip().endswith("pods still billing: 0")
     wait_until(lambda: not guard_is_alive(workspace.settings, first), 20, "the first guard has nothing left to guard")
 
@@ -152,6 +152,7 @@ def test_a_broken_upload_is_finished(broken: Broken, workspace: Workspace) -> No
     assert "all 61 verified on the pod" in resumed, "the sixty files of the data set and the trainer"
 
 
+@pytest.mark.heavy
 def test_a_training_that_ended_meanwhile_brings_its_weights_home(broken: Broken, workspace: Workspace) -> None:
     broken.start(tiny_epochs=4)
     broken.kill_when(broken.trains, "the training runs")
@@ -187,7 +188,7 @@ def test_a_run_whose_pod_is_gone_is_closed_and_says_so(broken: Broken, workspace
 
 
 def test_a_run_whose_controller_lives_is_left_alone(broken: Broken, workspace: Workspace) -> None:
-    process = broken.start(tiny_epochs=20)
+    process = broken.start(tiny_epochs=12)
     wait_until(lambda: workspace.ledger().runs() and broken.trains(), 120, "the training runs")
     done = broken.resume()
     assert done.returncode != 0
@@ -225,6 +226,7 @@ def test_of_two_resumes_at_once_one_works(
     check_success(workspace, pod_id)
 
 
+@pytest.mark.heavy
 def test_a_resumed_run_that_is_killed_again_ends_when_it_was_told_to(
     broken: Broken, workspace: Workspace, tmp_path: Path, processes_to_end: list[subprocess.Popen[bytes]]
 ) -> None:
