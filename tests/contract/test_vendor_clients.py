@@ -6,7 +6,6 @@ codes prove nothing here, the CLI ends with 0 on most errors; what it prints and
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,12 +15,7 @@ import pytest
 from pennypod.model.offer import Need, Order
 from pennypod.vastquery import parse
 from simulated import RentingWorld, Simulator, simulator
-
-_spec = importlib.util.spec_from_file_location("vendor_clients", Path(__file__).parent / "vendor_clients.py")
-assert _spec is not None
-assert _spec.loader is not None
-vendor_clients = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(vendor_clients)
+from vendor_clients import VendorClients, environment
 
 pytestmark = [pytest.mark.xdist_group("vendor_clients"), pytest.mark.timeout(1200)]
 KEY = "canary-vendor-5c1e"
@@ -31,8 +25,7 @@ SSH_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJ0oxLPVh6nQ9xVU1h0Wl9M1s3JzYkq3T
 
 @pytest.fixture(scope="module")
 def bin_folder() -> Path:
-    folder: Path = vendor_clients.environment()
-    return folder
+    return environment()
 
 
 @pytest.fixture
@@ -42,11 +35,11 @@ def world() -> Iterator[Simulator]:
 
 
 @pytest.fixture
-def clients(bin_folder: Path, world: Simulator, tmp_path: Path) -> Any:
-    return vendor_clients.VendorClients(bin_folder, tmp_path, world.url, KEY)
+def clients(bin_folder: Path, world: Simulator, tmp_path: Path) -> VendorClients:
+    return VendorClients(bin_folder, tmp_path, world.url, KEY)
 
 
-def raw(clients: Any, *args: Any) -> Any:
+def raw(clients: VendorClients, *args: Any) -> Any:
     done = clients.vastai(*args, "--raw")
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -76,7 +69,7 @@ def bodies(world: Simulator, endpoint: str) -> list[Any]:
         ("direct_port_count>=4 duration>10", lambda o: o["direct_port_count"] >= 4 and o["duration"] > 864000),
     ],
 )
-def test_the_cli_searches_in_its_own_language(clients: Any, query: str, holds: Any) -> None:
+def test_the_cli_searches_in_its_own_language(clients: VendorClients, query: str, holds: Any) -> None:
     offers = raw(clients, "search", "offers", query, "-o", "dph_total", "--limit", "40")
     assert offers
     assert all(holds(offer) for offer in offers)
@@ -84,7 +77,7 @@ def test_the_cli_searches_in_its_own_language(clients: Any, query: str, holds: A
     assert prices == sorted(prices)
 
 
-def test_the_cli_prints_offers_as_a_table(clients: Any) -> None:
+def test_the_cli_prints_offers_as_a_table(clients: VendorClients) -> None:
     done = clients.vastai("search", "offers", "gpu_name=RTX_4090", "-o", "dph_total", "--limit", "3")
     assert done.returncode == 0
     assert "RTX_4090" in done.stdout
@@ -93,7 +86,7 @@ def test_the_cli_prints_offers_as_a_table(clients: Any) -> None:
 
 @pytest.mark.parametrize("order", ["dph_total", "dph_total-", "reliability-,dph_total"])
 def test_the_cli_sends_the_body_that_our_own_reader_of_its_language_makes(
-    clients: Any, world: Simulator, order: str
+    clients: VendorClients, world: Simulator, order: str
 ) -> None:
     text = (
         "gpu_name=RTX_3090 reliability>0.98 inet_down>200 disk_space>60 gpu_ram>=24 geolocation in [US,CA] cuda_vers>12"
@@ -106,7 +99,7 @@ def test_the_cli_sends_the_body_that_our_own_reader_of_its_language_makes(
     assert set(sent) - set(expected) == {"order", "type", "allocated_storage"}
 
 
-def test_a_whole_life_by_the_cli(clients: Any, world: Simulator) -> None:
+def test_a_whole_life_by_the_cli(clients: VendorClients, world: Simulator) -> None:
     offer = raw(clients, "search", "offers", "gpu_name=RTX_4090 num_gpus=1", "-o", "dph_total", "--limit", "1")[0]["id"]
     create = ("create", "instance", offer, "--image", "an/image:1", "--disk", "30", "--ssh", "--direct")
     made = raw(clients, *create, "--label", "pennypod-x", "--env", "-e A=b -p 8080:8080", "--cancel-unavail")
@@ -142,7 +135,7 @@ def test_a_whole_life_by_the_cli(clients: Any, world: Simulator) -> None:
     assert raw(clients, "show", "instances") == []
 
 
-def test_many_at_once_by_the_cli(clients: Any, world: Simulator) -> None:
+def test_many_at_once_by_the_cli(clients: VendorClients, world: Simulator) -> None:
     found = raw(clients, "search", "offers", "num_gpus=1 gpu_name in [RTX_4090,A40]", "--limit", "2")
     clients.vastai("create", "instances", *(offer["id"] for offer in found), "--image", "an/image:1", "--disk", "20")
     launched = clients.vastai(
@@ -155,7 +148,7 @@ def test_many_at_once_by_the_cli(clients: Any, world: Simulator) -> None:
     assert world.live() == []
 
 
-def test_logs_by_the_cli(clients: Any, world: Simulator) -> None:
+def test_logs_by_the_cli(clients: VendorClients, world: Simulator) -> None:
     offer = raw(clients, "search", "offers", "num_gpus=1", "--limit", "1")[0]["id"]
     number = raw(clients, "create", "instance", offer, "--image", "an/image:1", "--disk", "30", "--ssh")["new_contract"]
     world.post("clock", {"speed": 1})  # the CLI asks the log's place again and again until it is there
@@ -163,7 +156,7 @@ def test_logs_by_the_cli(clients: Any, world: Simulator) -> None:
     assert "an/image:1: ghost pod, no container" in clients.vastai("logs", number, "--tail", "10").stdout
 
 
-def test_an_instance_that_is_reached_by_proxy_only(clients: Any, world: Simulator) -> None:
+def test_an_instance_that_is_reached_by_proxy_only(clients: VendorClients, world: Simulator) -> None:
     offer = raw(clients, "search", "offers", "num_gpus=1", "--limit", "1")[0]["id"]
     number = raw(clients, "create", "instance", offer, "--image", "an/image:1", "--disk", "30", "--ssh")["new_contract"]
     later(world, 30)
@@ -172,7 +165,7 @@ def test_an_instance_that_is_reached_by_proxy_only(clients: Any, world: Simulato
     assert clients.vastai("ssh-url", number).stdout.strip() == f"ssh://root@{shown['ssh_host']}:{shown['ssh_port']}"
 
 
-def test_keys_and_account_by_the_cli(clients: Any, world: Simulator) -> None:
+def test_keys_and_account_by_the_cli(clients: VendorClients, world: Simulator) -> None:
     user = raw(clients, "show", "user")
     assert user["credit"] == 100.0
     assert "api_key" not in user
@@ -193,19 +186,19 @@ def test_keys_and_account_by_the_cli(clients: Any, world: Simulator) -> None:
     assert "-100.0" in json.dumps(invoices), "a top-up counts backwards"
 
 
-def test_the_cli_on_a_bad_key(clients: Any) -> None:
+def test_the_cli_on_a_bad_key(clients: VendorClients) -> None:
     done = clients.vastai("show", "user", VAST_API_KEY="bad-key")
     assert "Invalid user key" in done.stderr
     assert "credit" not in done.stdout
 
 
-def test_the_clis_own_retries_meet_a_busy_service(clients: Any, world: Simulator) -> None:
+def test_the_clis_own_retries_meet_a_busy_service(clients: VendorClients, world: Simulator) -> None:
     world.fault("vast.list", "rate_limited", times=2)
     assert raw(clients, "show", "instances") == []
     assert len(bodies(world, "vast.list")) == 3
 
 
-def test_a_create_that_the_cli_repeats_blindly_rents_twice(clients: Any, world: Simulator) -> None:
+def test_a_create_that_the_cli_repeats_blindly_rents_twice(clients: VendorClients, world: Simulator) -> None:
     """Why our client sends a create once: an answer that was lost on the way back, and the official retry."""
     offer = raw(clients, "search", "offers", "num_gpus=1", "--limit", "1")[0]["id"]
     world.fault("vast.create", "error_after_commit", nth=1, status=503)
@@ -216,7 +209,7 @@ def test_a_create_that_the_cli_repeats_blindly_rents_twice(clients: Any, world: 
     assert len(world.ever()) == 2, "without cancel_unavail the second one is left stopped, and billed for its disk"
 
 
-def test_the_key_is_in_the_header_only(clients: Any, world: Simulator) -> None:
+def test_the_key_is_in_the_header_only(clients: VendorClients, world: Simulator) -> None:
     clients.vastai("show", "instances")
     clients.vastai("search", "offers", "num_gpus=1", "--limit", "1")
     assert {row["key_in"] for row in world.get("requests")["requests"]} <= {"header", ""}
@@ -237,7 +230,7 @@ print(json.dumps({"made": made["success"], "label": shown["label"], "listed": li
 """
 
 
-def test_a_whole_life_by_the_vast_sdk(clients: Any, world: Simulator) -> None:
+def test_a_whole_life_by_the_vast_sdk(clients: VendorClients, world: Simulator) -> None:
     done = clients.python(_SDK)
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout.strip().splitlines()[-1])
@@ -256,7 +249,7 @@ DELIBERATE = {
 
 
 def test_our_create_differs_from_the_official_one_only_where_it_is_meant_to(
-    clients: Any, world: Simulator, tmp_path: Path
+    clients: VendorClients, world: Simulator, tmp_path: Path
 ) -> None:
     ours = RentingWorld(tmp_path, world)
     offer = ours.offers("vast", Need(gpu=("RTX 4090",), disk_gb=30))[0]
@@ -294,7 +287,7 @@ print(json.dumps(out))
 """
 
 
-def test_a_whole_life_by_the_runpod_sdk(clients: Any, world: Simulator) -> None:
+def test_a_whole_life_by_the_runpod_sdk(clients: VendorClients, world: Simulator) -> None:
     done = clients.python(_RUNPOD)
     assert done.returncode == 0, done.stderr
     out = json.loads(done.stdout.strip().splitlines()[-1])
@@ -316,7 +309,7 @@ def test_a_whole_life_by_the_runpod_sdk(clients: Any, world: Simulator) -> None:
         ("runpod.resume_pod('nothing', 1)", "pod not found"),
     ],
 )
-def test_the_runpod_sdk_reads_the_errors(clients: Any, text: str, says: str) -> None:
+def test_the_runpod_sdk_reads_the_errors(clients: VendorClients, text: str, says: str) -> None:
     done = clients.python(f"import os, runpod; runpod.api_key = os.environ['RUNPOD_API_KEY']; {text}")
     assert done.returncode != 0
     assert says in done.stderr

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 PINS = ("vastai==1.9.1", "runpod==1.11.0")
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 _LIMIT_S = 900
 _NO_INDEX = re.compile(
     r"NewConnectionError|ConnectTimeout|Temporary failure in name resolution|Name or service not known|ProxyError"
