@@ -17,7 +17,7 @@ from pennypod.vastquery import parse
 from simulated import RentingWorld, Simulator, simulator
 from vendor_clients import VendorClients, environment
 
-pytestmark = [pytest.mark.xdist_group("vendor_clients"), pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.heavy, pytest.mark.xdist_group("vendor_clients"), pytest.mark.timeout(1200)]
 KEY = "canary-vendor-5c1e"
 LEASE = "pennypod-demo-1201-abcde-a1-tt2abcd-nabcde"
 SSH_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJ0oxLPVh6nQ9xVU1h0Wl9M1s3JzYkq3TnWbBz4sXq1P someone"

@@ -20,7 +20,7 @@ from pennypod.settings import load_settings
 from pennypod.simulator.pods import LABEL
 
 # The first use on a machine builds the image: a minute or two, several on a busy one.
-pytestmark = [pytest.mark.pod, pytest.mark.timeout(1200), pytest.mark.xdist_group("simulator_pods")]
+pytestmark = [pytest.mark.heavy, pytest.mark.pod, pytest.mark.timeout(1200), pytest.mark.xdist_group("simulator_pods")]
 GATE = Path(__file__).parents[2] / "python" / "pennypod" / "onpod" / "gpu_check.py"
 
 
