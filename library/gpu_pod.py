@@ -171,7 +171,7 @@ from pennypod import processes
 from pennypod.acceptance import GateOptions, PodLogin, run_key, run_target
 from pennypod.ansible import run_module
 from pennypod.clock import SystemClock
-from pennypod.errors import FencedError, InputError
+from pennypod.errors import FencedError, InputError, NotReadyError
 from pennypod.events import Events
 from pennypod.guard import ensure_guard
 from pennypod.ledger import AttemptState, Ledger, open_ledger
@@ -283,8 +283,9 @@ def _resumed(module: AnsibleModule, settings: Settings, ledger: Ledger, rental: 
         return {**_result(ledger, run, changed=False, before=before, after=before, pod=before), "training": "absent"}
     controller = ledger.run(run).controller
     pending = [attempt for attempt in ledger.attempts(run) if not attempt.final]
-    if all(attempt.state is AttemptState.DESTROYING for attempt in pending) and weights_are_home(ledger, run):
-        return {**_result(ledger, run, changed=False, before={}, after={}, pod={}), "training": "over"}
+    over = {**_result(ledger, run, changed=False, before={}, after={}, pod={}), "training": "over"}
+    if all(attempt.state is AttemptState.DESTROYING for attempt in pending) and _had_its_weights(ledger, run):
+        return over
     clock = SystemClock()
     events = Events(settings.run_dir(run), run)
     known_hosts = settings.run_dir(run) / "known_hosts"
@@ -297,13 +298,23 @@ def _resumed(module: AnsibleModule, settings: Settings, ledger: Ledger, rental: 
     _, public_key = run_key(settings, run)
     gate = _gate(options, [(attempt.provider, attempt.gpu, attempt.gpu_count) for attempt in pending])
     login = PodLogin(settings, run, gate, clock, on_wait=lambda _why: ledger.raise_if_fenced(run, controller))
-    tenancy = rental.resume(run, public_key, login, events.emit, pinned=pinned, limit_s=options["login_s"])
+    try:
+        tenancy = rental.resume(run, public_key, login, events.emit, pinned=pinned, limit_s=options["login_s"])
+    except NotReadyError:
+        if _had_its_weights(ledger, run):
+            return over
+        raise
     pod = _pod(settings, tenancy)
     ssh = Ssh(run_target(settings, run, tenancy.address))
     training = would_launch(ssh, options["pod_home"], "true", {}, run=run).state or "absent"
     events.emit("rent", f"the training on it is {training}")
     result = _result(ledger, run, changed=pod != before, before=before, after=pod, pod=pod)
     return {**result, "gate": tenancy.gate, "training": training}
+
+
+def _had_its_weights(ledger: Ledger, run: str) -> bool:
+    """Whether the stage of the weights did its work; what is salvaged from a failed training comes without that stage."""
+    return any(stage.stage == "weights" for stage in ledger.stages(run)) and weights_are_home(ledger, run)
 
 
 def _gate(options: dict[str, Any], machines: list[tuple[str, str, int]]) -> GateOptions:

@@ -73,8 +73,8 @@ class Broken:
         log = self.workspace.artifacts / self.run / "train.log"
         return log.is_file() and "epoch 2/" in log.read_text()
 
-    def ships(self) -> bool:
-        return "dataset" in {stage.stage for stage in self.workspace.ledger().stages(self.run)}
+    def reached(self, stage: str) -> bool:
+        return stage in {record.stage for record in self.workspace.ledger().stages(self.run)}
 
     def command(self, **extra: object) -> list[str]:
         command = self.workspace.command(**({"run": self.run} | extra))
@@ -142,7 +142,7 @@ def test_a_training_goes_on_under_a_new_controller(broken: Broken, workspace: Wo
 def test_a_broken_upload_is_finished(broken: Broken, workspace: Workspace) -> None:
     dataset = workspace.add_data("large", files=60, size=1_000_000)
     broken.start(dataset=dataset)
-    broken.kill_when(broken.ships, "the upload runs")
+    broken.kill_when(lambda: broken.reached("dataset"), "the upload runs")
     pod_id = broken.pod_id()
     done = broken.resume()  # it remembers which data set
     assert done.returncode == 0, done.stdout + done.stderr
@@ -167,6 +167,15 @@ def test_a_training_that_ended_meanwhile_brings_its_weights_home(broken: Broken,
     done = broken.resume()
     assert done.returncode == 0, done.stdout + done.stderr
     check_success(workspace, pod_id)
+
+
+def test_a_run_that_died_in_its_teardown_has_succeeded_all_the_same(broken: Broken, workspace: Workspace) -> None:
+    broken.start()
+    broken.kill_when(lambda: broken.reached("teardown"), "the teardown begins")
+    (attempt,) = workspace.ledger().attempts(broken.run)
+    done = broken.resume()
+    assert done.returncode == 0, done.stdout + done.stderr
+    check_success(workspace, attempt.pod_id or "")
 
 
 def test_a_run_whose_pod_is_gone_is_closed_and_says_so(broken: Broken, workspace: Workspace) -> None:
