@@ -313,7 +313,7 @@ def _resumed(module: AnsibleModule, settings: Settings, ledger: Ledger, rental: 
 
 
 def _had_its_weights(ledger: Ledger, run: str) -> bool:
-    """Whether the stage of the weights did its work; what is salvaged from a failed training comes without that stage."""
+    """Whether the stage of the weights did its work; what a failed training left comes home without that stage."""
     return any(stage.stage == "weights" for stage in ledger.stages(run)) and weights_are_home(ledger, run)
 
 
