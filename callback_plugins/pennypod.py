@@ -28,6 +28,7 @@ import io
 import os
 import select
 import shutil
+import signal
 import sys
 import threading
 import time
@@ -37,12 +38,13 @@ from typing import Any
 from ansible import constants
 from ansible.plugins.callback.default import CallbackModule as Default
 from ansible.utils.color import ANSIBLE_COLOR
-from pennypod import console
+from pennypod import console, processes
 from pennypod.model.ids import is_run_id
 from pennypod.settings import load_settings
 
 TICK_TERMINAL_S = 0.25
 TICK_PLAIN_S = 1.0
+WORKERS_S = 2.0
 
 
 class CallbackModule(Default):
@@ -69,6 +71,8 @@ class CallbackModule(Default):
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
         self._summed_up = False
+        self._worker_died = False
+        self._look_at_workers_at = 0.0
 
     # --- live lines ---------------------------------------------------------------------------------------------------
 
@@ -86,10 +90,22 @@ class CallbackModule(Default):
 
     def _keep_ticking(self) -> None:
         while not self._ended.wait(TICK_TERMINAL_S if self._terminal else TICK_PLAIN_S):
+            self._end_with_a_dead_worker()
             # A terminal that somebody halted (Ctrl-S) must not halt the run: it gets to see afterwards what happened.
             with self._lock:
                 if not self._ended.is_set() and self._output.takes_more():
                     self._live.tick(time.time())
+
+    def _end_with_a_dead_worker(self) -> None:
+        """A worker that was killed never answers, and `free` would wait for it until the deadline."""
+        if self._worker_died or time.monotonic() < self._look_at_workers_at:
+            return
+        self._look_at_workers_at = time.monotonic() + WORKERS_S
+        if processes.killed_fork() is not None:
+            self._worker_died = True
+            with self._lock:
+                self._display.error("a worker of Ansible was killed: ending here, the guard destroys the pod")
+            os.kill(os.getpid(), signal.SIGINT)  # what Ctrl-C does: Ansible ends its other workers
 
     def _stop_ticking(self) -> None:
         self._ended.set()

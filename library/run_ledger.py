@@ -184,6 +184,7 @@ def _open(module: AnsibleModule, settings: Settings, ledger: Ledger) -> dict[str
                 f"cannot make {root}: {exc.strerror}; choose another place with -e artifacts_dir="
             ) from exc
         controller = processes.controller_identity()
+        ledger.close_abandoned(processes.is_alive, now)
         for item in runs:
             ledger.open_run(
                 RunRecord(

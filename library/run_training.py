@@ -202,7 +202,7 @@ from pennypod.ansible import run_module
 from pennypod.clock import SystemClock
 from pennypod.errors import TrainingError
 from pennypod.events import Events
-from pennypod.podwork import POD_OPTIONS, Fence, connect, show_bytes
+from pennypod.podwork import POD_OPTIONS, Fence, PodWatch, connect, show_bytes
 from pennypod.settings import load_settings
 from pennypod.training import Launched, TrainingResult, WatchPlan, launch, watch, would_launch
 from pennypod.transfer import Fetched
@@ -226,8 +226,8 @@ ARGUMENT_SPEC: dict[str, Any] = {
     "weights_every_s": {"type": "float", "default": 15},
     "salvage_s": {"type": "float", "default": 120},
 }
-# A training that never ran has left nothing to bring home.
-NEVER_RAN = ("failed_to_start", "not_started", "no_status", "no_tmux", "busy", "failed")
+# A training that never ran has left nothing to bring home, and a pod that is gone has nothing any more.
+NOTHING_THERE = ("failed_to_start", "not_started", "no_status", "no_tmux", "busy", "failed", "pod_gone")
 
 
 class Training:
@@ -236,7 +236,7 @@ class Training:
     def __init__(self, module: AnsibleModule) -> None:
         self.module = module
         self.options: dict[str, Any] = module.params
-        settings = load_settings()
+        settings = self.settings = load_settings()
         run = self.options["run"]
         self.clock = SystemClock()
         self.events = Events(settings.run_dir(run), run)
@@ -267,6 +267,7 @@ class Training:
                 clock=self.clock,
                 should_stop=self.fence,
                 on_checkpoint=self.bring if o["weights_early"] else None,
+                why_gone=PodWatch(self.settings, o["run"]),
             )
         except TrainingError as exc:
             self.save_what_can_be_saved(exc)
@@ -308,7 +309,7 @@ class Training:
         """Money was spent: the best checkpoint of a failed training may still be worth it."""
         error.details["salvaged"] = None
         o = self.options
-        if not o["salvage_s"] or not o["weights_patterns"] or error.details.get("reason") in NEVER_RAN:
+        if not o["salvage_s"] or not o["weights_patterns"] or error.details.get("reason") in NOTHING_THERE:
             return
         saved = salvage(
             self.ssh,

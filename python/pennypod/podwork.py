@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pennypod.errors import FencedError, PennypodError
 from pennypod.ledger import Ledger, open_ledger
+from pennypod.model.pod import PodState
+from pennypod.providers.registry import open_provider
 from pennypod.ssh import Ssh, SshTarget, control_path
 
 if TYPE_CHECKING:
@@ -95,6 +98,35 @@ class Fence:
     def _ledger(self) -> Ledger:
         self._opened = self._opened or open_ledger(self._settings)
         return self._opened
+
+
+class PodWatch:
+    """Asks the run's provider whether its pod is still there; for when SSH does not answer any more."""
+
+    def __init__(self, settings: Settings, run: str) -> None:
+        self._settings = settings
+        self._run = run
+        self._absent = 0
+
+    def __call__(self) -> str:
+        """Why no answer can come from the pod any more; empty while it may still answer, or nobody can tell.
+
+        "Not there" has to be heard twice: a provider may leave a pod out of one answer.
+        """
+        try:
+            with contextlib.closing(open_ledger(self._settings)) as ledger:
+                attempt = next((a for a in ledger.attempts(self._run) if not a.final and a.pod_id), None)
+            if attempt is None or attempt.pod_id is None:
+                return ""
+            pod = open_provider(attempt.provider, self._settings).pod(attempt.pod_id)
+        except PennypodError:
+            return ""
+        self._absent = self._absent + 1 if pod is None else 0
+        if pod is None:
+            return f"the pod is gone: {attempt.provider} has it no more" if self._absent > 1 else ""
+        if pod.state in (PodState.STOPPED, PodState.FAILED):
+            return f"the pod is {pod.state.value}, says {attempt.provider}: {pod.progress or 'no reason given'}"
+        return ""
 
 
 def show_bytes(

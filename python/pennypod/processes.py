@@ -53,6 +53,21 @@ def controller_identity() -> str:
     return identity(controller.pid)
 
 
+def killed_fork() -> int | None:
+    """The pid of a fork of this process that a signal has ended, if there is one; whoever waits for it still can."""
+    me = psutil.Process()
+    for child in me.children():
+        try:
+            if child.name() != me.name():
+                continue
+            ended = os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except (ChildProcessError, psutil.Error):  # somebody else has waited for it just now
+            continue
+        if ended is not None and ended.si_code in (os.CLD_KILLED, os.CLD_DUMPED):
+            return child.pid
+    return None
+
+
 def _is_ansible(process: psutil.Process) -> bool:
     try:
         words = process.cmdline()[:3]

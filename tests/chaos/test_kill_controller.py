@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from pennypod.ledger import AttemptState, Outcome
 from workspace import Workspace, wait_until
@@ -81,6 +82,11 @@ def test_no_pod_outlives_its_controller(
     assert all(a.receipt for a in workspace.ledger().attempts(run.run) if a.state is AttemptState.GONE)
 
 
+def workers(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    """The forks of ansible-playbook that run a module just now."""
+    return [child for child in psutil.Process(process.pid).children() if child.children()]
+
+
 def reach(workspace: Workspace, stage: str, process: subprocess.Popen[bytes], log: Path) -> None:
     """Wait until the run is in the middle of a stage."""
 
@@ -101,3 +107,23 @@ def nothing_left(workspace: Workspace) -> bool:
     return not workspace.pods() and all(
         attempt.final for run in workspace.ledger().runs() for attempt in workspace.ledger().attempts(run.run)
     )
+
+
+@pytest.mark.pod
+@pytest.mark.heavy
+@pytest.mark.parametrize("victims", ["worker", "worker and module"])
+def test_a_killed_worker_ends_the_run_and_its_pod(workspace: Workspace, victims: str, tmp_path: Path) -> None:
+    """Ansible's strategy `free` never notices a dead worker by itself: the pod would bill until its deadline."""
+    log = tmp_path / "playbook.log"
+    with playing(workspace, log) as process:
+        reach(workspace, "training", process, log)
+        wait_until(lambda: workers(process), 20, "a worker is at work")
+        (worker,) = workers(process)
+        doomed = [worker, *(worker.children(recursive=True) if victims != "worker" else [])]
+        for victim in doomed:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                victim.kill()
+        process.wait(timeout=30)
+        wait_until(lambda: nothing_left(workspace), BOUND_S, "no container after the worker was killed")
+    assert process.returncode != 0
+    assert "worker of Ansible was killed" in log.read_text()

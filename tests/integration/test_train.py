@@ -9,6 +9,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +17,8 @@ from typing import Any
 
 import pytest
 from pennypod.ledger import STAGES, Outcome
-from workspace import BIN, REPOSITORY, Workspace
+from pennypod.providers.registry import all_providers
+from workspace import BIN, REPOSITORY, Workspace, wait_until
 
 pytestmark = pytest.mark.pod
 
@@ -121,10 +123,12 @@ def test_a_plan_rents_nothing(workspace: Workspace) -> None:
         ({"dataset": "/nowhere/at/all"}, "/nowhere/at/all"),
         ({"provider": "lunar"}, "lunar"),
         ({"job": "nonesuch"}, "known jobs are"),
+        ({"plan_only": "yess"}, "yess"),
+        ({"max_cost_usd": "abc"}, "max_cost_usd"),
         ({"job": "No-Such"}, "lower-case"),
         ({"job": ""}, "job=NAME"),
     ],
-    ids=["cost", "price", "dataset", "provider", "job", "job-name", "no-job"],
+    ids=["cost", "price", "dataset", "provider", "job", "plan-only", "cost-word", "job-name", "no-job"],
 )
 def test_wrong_input_is_one_line_and_rents_nothing(workspace: Workspace, extra: dict[str, str], said: str) -> None:
     done = workspace.play(**({"job": "tiny"} | extra))
@@ -135,6 +139,33 @@ def test_wrong_input_is_one_line_and_rents_nothing(workspace: Workspace, extra: 
         assert workspace.ledger().attempts(run.run) == []
         assert run.outcome == Outcome.FAILED
         assert said in (run.reason or "")
+
+
+def test_check_mode_rents_nothing_and_opens_no_run(workspace: Workspace) -> None:
+    done = workspace.play("--check", job="tiny")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert workspace.ledger().runs() == []
+
+
+@pytest.mark.heavy
+def test_a_run_that_its_deadline_ends_is_no_success(workspace: Workspace) -> None:
+    tight = json.dumps({"pod_boot_minutes": 0.1, "pod_train_minutes": 0.1, "training_reserve_s": 0})
+    done = workspace.play("-e", tight, job="tiny", tiny_epochs=120)
+    assert done.returncode != 0
+    assert workspace.document()["outcome"] in ("cancelled", "failed")
+
+
+@pytest.mark.heavy
+def test_a_pod_that_is_taken_away_in_mid_training_is_said_to_be_gone(workspace: Workspace, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    process = workspace.start(job="tiny", tiny_epochs=100, log=log)
+    wait_until(lambda: "/100" in log.read_text(), 120, "the training runs")
+    started = time.monotonic()
+    for pod in workspace.pods():
+        all_providers(workspace.settings, workspace.environment)["local"].destroy(pod.pod_id)
+    assert process.wait(timeout=100) != 0
+    assert time.monotonic() - started < 60
+    assert "the pod is gone" in (workspace.document()["reason"] or ""), log.read_text()
 
 
 @pytest.mark.heavy

@@ -510,3 +510,17 @@ def test_opening_again_and_again_in_one_process_still_sees_what_others_write(set
         assert [len(ledger.runs()) for ledger in opened] == [count] * len(opened)
     for ledger in opened:
         ledger.close()
+
+
+def test_a_run_whose_command_died_before_it_rented_is_closed_and_no_other(ledger: Ledger) -> None:
+    for letter, controller in (("a", "1:1"), ("b", "2:2"), ("c", "1:1")):
+        ledger.open_run(run_record(f"demo-1201-{letter * 5}", controller=controller))
+    rented = open_attempt(ledger, run="demo-1201-ccccc")
+    closed = ledger.close_abandoned(lambda controller: controller == "2:2", NOW + 60)
+    assert closed == ["demo-1201-aaaaa"]
+    assert ledger.run("demo-1201-aaaaa").outcome == Outcome.CANCELLED
+    assert "before anything was rented" in (ledger.run("demo-1201-aaaaa").reason or "")
+    assert ledger.run("demo-1201-bbbbb").closed is None
+    assert not next(a for a in ledger.attempts("demo-1201-ccccc") if a.id == rented.id).final
+    with pytest.raises(FencedError):
+        open_attempt(ledger, run="demo-1201-aaaaa")

@@ -35,6 +35,7 @@ from pennypod.model.pod import SshAddress
 from pennypod.settings import Settings
 
 _BUSY_TIMEOUT_MS = 20_000
+_ABANDONED = "its command ended before anything was rented"
 
 
 class LedgerError(PennypodError):
@@ -225,6 +226,22 @@ class Ledger:
         with self._transaction() as tx:
             _run(tx, run)
             _update_run(tx, run, verdict=verdict, verdict_note=note)
+
+    def close_abandoned(self, alive: Callable[[str], bool], at: float) -> list[str]:
+        """Close the runs whose command ended before it rented anything; their ids. No pod can come of them any more.
+
+        Only in a ledger of this machine: in a shared one, another machine's processes cannot be judged from here.
+        """
+        if self._engine.dialect.name != "sqlite":
+            return []
+        abandoned = [run for run in self.open_runs() if not alive(run.controller) and not self.attempts(run.run)]
+        closed = []
+        for run in abandoned:
+            # The fence comes first: should its command be alive after all, it can open no attempt from here on.
+            if self.fence(run.run, _ABANDONED, controller=run.controller) and not self.attempts(run.run):
+                self.close_run(run.run, Outcome.CANCELLED, _ABANDONED, at)
+                closed.append(run.run)
+        return closed
 
     # --- attempts -----------------------------------------------------------------------------------------------
 

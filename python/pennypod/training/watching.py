@@ -69,12 +69,14 @@ def watch(
     clock: Clock,
     should_stop: Callable[[], None],
     on_checkpoint: Callable[[RemoteFile], None] | None = None,
+    why_gone: Callable[[], str] = lambda: "",
 ) -> TrainingResult:
     """Follow the training to its end, with its log growing in `plan.log_path`.
 
     Raises TrainingError (`details["reason"]`: exit, signal, supervisor_gone, tmux_gone, hung, stalled, deadline,
-    failed_to_start, no_status), SshError when the pod stays out of reach for `ssh_patience_s`, and whatever
-    `should_stop` raises. A stalled or overdue trainer gets TERM and a few seconds first, so that its files are whole.
+    failed_to_start, no_status, pod_gone), SshError when the pod stays out of reach for `ssh_patience_s`, and whatever
+    `should_stop` raises. `why_gone` asks the provider when the line is lost: what it answers, unless empty, ends the
+    watch at once. A stalled or overdue trainer gets TERM and a few seconds first, so that its files are whole.
     """
 
     def attach(log: LocalLog) -> Frames:
@@ -97,7 +99,7 @@ def watch(
         # Beside the watch, which must not wait for a login.
         threading.Thread(target=send_term, args=(pid,), daemon=True).start()
 
-    return Watcher(plan, attach, stop, events, clock, should_stop, on_checkpoint).run()
+    return Watcher(plan, attach, stop, events, clock, should_stop, on_checkpoint, why_gone).run()
 
 
 @dataclass(slots=True)
@@ -118,6 +120,7 @@ class Watcher:
     clock: Clock
     should_stop: Callable[[], None]
     on_checkpoint: Callable[[RemoteFile], None] | None = None
+    why_gone: Callable[[], str] = lambda: ""
 
     log: LocalLog = field(init=False)
     tally: Tally = field(init=False, default_factory=Tally)
@@ -174,6 +177,8 @@ class Watcher:
     def _after_drop(self, why: str, backoff: float) -> None:
         gone = self.clock.now() - self.contact_at
         self.failures += 1
+        if self.failures >= MIN_TRIES and (gone_why := self.why_gone()):
+            raise self._error(gone_why, "pod_gone")
         # Not by the clock alone: after this machine has slept, the pod deserves to be asked.
         if gone > self.plan.ssh_patience_s and self.failures >= MIN_TRIES:
             raise SshError(
@@ -194,7 +199,8 @@ class Watcher:
         now = self.clock.now()
         deadline = self.plan.wallclock_deadline
         if deadline is not None and now >= deadline and self.stopping is None:
-            self._stop("deadline", "the training was stopped: its wallclock budget is used up")
+            lost = f" and the pod has been out of reach for {now - self.contact_at:.0f} s" if self.failures else ""
+            self._stop("deadline", f"the training was stopped: its wallclock budget is used up{lost}")
         if self.stopping is not None and now >= self.stopping.give_up_at:
             raise self._error(self.stopping.message, self.stopping.reason)
 
