@@ -273,6 +273,8 @@ class CallbackModule(Default):
         """At the end of the process: after Ctrl-C there were no stats, and the guard is at work."""
         if os.getpid() == pid and not self._summed_up:
             self._stop_ticking()
+            if self._live.runs:
+                self._display.display("ended early: the guard destroys what is left, `pennypod ledger` shows it done")
             self._sum_up()
 
 

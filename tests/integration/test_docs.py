@@ -16,7 +16,10 @@ PROGRAMS = ("ansible", "pennypod", "make", "molecule")
 # Run by every `make test`, by hand before a release, or only with gigabytes at hand (tests marked heavy).
 ELSEWHERE = {
     "make test": "this very run",
+    "ansible <run> -m ansible.builtin.ping": "test_billing_view.py, on a pod that is up",
+    "pennypod ssh <run> --print": "test_billing_view.py, on a pod that is up",
     "make setup": "the first step of make test",
+    "ansible-playbook playbooks/resume.yml -e run=<run>": "test_resume.py",
     "pennypod simulate --pods container --port 8400 &": "tests/contract/test_train_on_simulator.py",
     "ansible-playbook train.yml -e job=demo -e provider=auto": "tests/contract/test_train_on_simulator.py",
     "ansible-playbook train.yml -e job=fdi -e dataset=PATH": "test_train.py, heavy",
@@ -68,8 +71,6 @@ def test_a_documented_command_works(workspace: Workspace, command: str, tmp_path
     line = command.replace("<run>", run).replace("RUN", run)
     if line.startswith("ansible-playbook"):
         line += SHORT
-    if line.startswith(f"ansible {run}"):
-        pytest.skip("needs a pod that is up: test_billing_view.py runs it on one")
     where = workspace.root
     if line.startswith("make"):
         where = REPOSITORY
