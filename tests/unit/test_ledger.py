@@ -386,13 +386,14 @@ def test_kill_9_at_random_moments_loses_nothing_that_was_confirmed(settings: Set
         writer = python(WRITER, str(settings.home), str(kill * 1000))
         assert writer.stdout is not None
         assert writer.stdout.readline() == "ready\n"
-        time.sleep(rnd.uniform(0.0, 0.25))
+        # By what it has written and not by the clock, which on a busy machine would kill writers that wrote nothing.
+        confirmed += [writer.stdout.readline().split() for _ in range(rnd.randrange(3, 20))]
+        time.sleep(rnd.uniform(0.0, 0.02))
         writer.send_signal(signal.SIGKILL)
         # Lines that were complete in the pipe when it died were confirmed; half a line was not.
         confirmed += [line.split() for line in writer.stdout.read().splitlines(keepends=True) if line.endswith("\n")]
         assert writer.wait() == -signal.SIGKILL
         writer.stdout.close()
-    assert len(confirmed) > 5 * kills, "the writers were killed before they wrote anything worth checking"
 
     ledger = open_ledger(settings)
     runs = {record.run: record for record in ledger.runs()}
