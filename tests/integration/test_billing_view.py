@@ -218,6 +218,7 @@ def test_a_sweep_from_elsewhere_ends_an_overdue_pod_by_its_name_alone(rented: Re
     pod_id = rented.provider.rent(offer, Order(lease.name, "stock", 1, key, lease.deadline))
     try:
         dry = json.loads(rented.call("pennypod", "sweep", "--dry-run", "--json", **elsewhere).stdout)
+        assert dry.get("unlisted", {}) == {}, dry
         assert [pod["action"] for pod in dry["pods"] if pod["pod_name"] == lease.name] == ["would destroy"]
         assert rented.provider.pod(pod_id) is not None
         done = rented.call("pennypod", "sweep", "--json", **elsewhere)
