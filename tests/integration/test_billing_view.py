@@ -215,9 +215,15 @@ def test_a_sweep_from_elsewhere_ends_an_overdue_pod_by_its_name_alone(rented: Re
     lease = Lease(run, 1, int(rented.clock.now()) - 1, "aaaaa")
     (offer, *_) = rented.provider.offers(Need(disk_gb=1))
     key = run_key(rented.settings, rented.run)[1]
-    pod_id = rented.provider.rent(offer, Order(lease.name, "stock", 1, key, lease.deadline))
+    order = Order(lease.name, "stock", 1, key, lease.deadline)
+    pod_id = rented.provider.rent(offer, order)
     try:
-        dry = json.loads(rented.call("pennypod", "sweep", "--dry-run", "--json", **elsewhere).stdout)
+        for _ in range(5):
+            dry = json.loads(rented.call("pennypod", "sweep", "--dry-run", "--json", **elsewhere).stdout)
+            if rented.provider.pod(pod_id) is not None:
+                break
+            # Another sweep on this machine was quicker: an overdue pod belongs to whoever comes first.
+            pod_id = rented.provider.rent(offer, order)
         assert dry.get("unlisted", {}) == {}, dry
         assert [pod["action"] for pod in dry["pods"] if pod["pod_name"] == lease.name] == ["would destroy"]
         assert rented.provider.pod(pod_id) is not None
