@@ -210,7 +210,7 @@ def test_a_run_that_no_listing_shows_is_still_shown_until_a_sweep_proves_it_gone
 
 
 def test_a_sweep_from_elsewhere_ends_an_overdue_pod_by_its_name_alone(rented: Rented, tmp_path: Path) -> None:
-    """Thrice at most: an overdue pod belongs to whichever sweep on this machine comes first, and that may be another."""
+    """Thrice at most: an overdue pod belongs to whichever sweep comes first, and that may be another one."""
     for number in range(3):
         try:
             sweep_from_elsewhere(rented, tmp_path / f"elsewhere-{number}")
