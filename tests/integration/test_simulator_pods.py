@@ -215,12 +215,15 @@ def test_the_wrong_port_refuses_and_the_right_one_follows(sim: Running, key: tup
 
 
 def test_an_exit_and_an_eviction_take_the_container(sim: Running, key: tuple[Path, str]) -> None:
-    sim.fault("runpod.create", "evict_after", seconds=1)
+    sim.fault("runpod.create", "evict_after", seconds=5)
     evicted = sim.runpod(key[1])
     sim.fault("vast.create", "exit_after", seconds=1)
     exited = sim.vast()["new_contract"]
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline and sim("GET", f"/v2/pods/{evicted}").get("status") != 404:
+        time.sleep(0.3)
+    # The API forgets a pod at once; its container takes a moment more.
+    while time.monotonic() < deadline and [name for name in containers() if evicted in name]:
         time.sleep(0.3)
     assert not [name for name in containers() if evicted in name]
     while time.monotonic() < deadline:
