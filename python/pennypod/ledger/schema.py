@@ -1,13 +1,14 @@
 """The ledger's tables. Money is integer micro-dollars, times are Unix seconds. Floor 1.
 
-The schema is public: `SCHEMA_VERSION` changes with it, and a ledger of another version is refused, never guessed at.
+The schema is public: `SCHEMA_VERSION` changes with it. A ledger of an older version is brought up to date in place
+(`ledger.upgrade`), so what is new here is a table, an index or a nullable column; one of a newer version is refused.
 """
 
 from __future__ import annotations
 
 import sqlalchemy as sa
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 metadata = sa.MetaData()
 

@@ -29,6 +29,7 @@ from pennypod.ledger.records import (
     RunRecord,
     StageRecord,
 )
+from pennypod.ledger.upgrade import bring_up_to_date
 from pennypod.model.ids import Lease
 from pennypod.model.offer import Offer
 from pennypod.model.pod import SshAddress
@@ -112,17 +113,12 @@ class Ledger:
 
     def _create_tables(self) -> None:
         with self._engine.begin() as connection:
-            schema.metadata.create_all(connection)
-            row = connection.execute(
-                sa.select(schema.meta.c.value).where(schema.meta.c.key == "schema_version")
-            ).first()
-            if row is None:
-                connection.execute(schema.meta.insert().values(key="schema_version", value=str(schema.SCHEMA_VERSION)))
-            elif row.value != str(schema.SCHEMA_VERSION):
-                raise LedgerError(
-                    f"the ledger has schema version {row.value}, this pennypod needs {schema.SCHEMA_VERSION}:"
-                    " use the pennypod that wrote it, or point PENNYPOD_DATABASE_URL elsewhere"
-                )
+            refused = bring_up_to_date(connection)
+        if refused is not None:
+            raise LedgerError(
+                f"the ledger has schema version {refused}, this pennypod knows up to {schema.SCHEMA_VERSION}:"
+                " use the pennypod that wrote it, or point PENNYPOD_DATABASE_URL elsewhere"
+            )
         self._ready = True
 
     # --- runs ---------------------------------------------------------------------------------------------------
