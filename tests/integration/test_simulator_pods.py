@@ -104,8 +104,13 @@ def engine() -> Engine:
     return find_engine(os.environ, load_settings().cache_dir / "local")
 
 
-def containers(mark: str = "") -> list[str]:
-    return [row["name"] for row in engine().list_containers(f"label={LABEL}{mark}")]
+def containers(of: Running) -> list[str]:
+    """The names of one simulator's containers: others may run on the same engine, with the same seed even."""
+    return [
+        row["name"]
+        for row in engine().list_containers(f"label={LABEL}")
+        if str(row["labels"][LABEL]).startswith(f"{of.process.pid}-")
+    ]
 
 
 def ssh(address: tuple[str, int], key: tuple[Path, str], command: str, stdin: bytes = b"") -> Any:
@@ -143,9 +148,9 @@ def test_a_vast_pod_takes_the_keys_that_are_attached_and_runs_onstart(sim: Runni
     sim("POST", f"/api/v0/instances/{number}/ssh/", {"ssh_key": key[1]})
     assert logs_in(address, key)
     assert ssh(address, key, "cat /root/told").stdout.decode().split() == [str(number), made["instance_api_key"]]
-    assert [name for name in containers() if str(number) in name]
+    assert [name for name in containers(sim) if str(number) in name]
     sim("DELETE", f"/api/v0/instances/{number}/", {}, key=made["instance_api_key"])
-    assert not [name for name in containers() if str(number) in name], "its own key ended it, container and all"
+    assert not [name for name in containers(sim) if str(number) in name], "its own key ended it, container and all"
 
 
 def test_vast_keeps_a_stopped_pods_disk(sim: Running, key: tuple[Path, str]) -> None:
@@ -215,17 +220,18 @@ def test_the_wrong_port_refuses_and_the_right_one_follows(sim: Running, key: tup
 
 
 def test_an_exit_and_an_eviction_take_the_container(sim: Running, key: tuple[Path, str]) -> None:
-    sim.fault("runpod.create", "evict_after", seconds=5)
+    sim.fault("runpod.create", "evict_after", seconds=1)
     evicted = sim.runpod(key[1])
     sim.fault("vast.create", "exit_after", seconds=1)
     exited = sim.vast()["new_contract"]
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and sim("GET", f"/v2/pods/{evicted}").get("status") != 404:
         time.sleep(0.3)
-    # The API forgets a pod at once; its container takes a moment more.
-    while time.monotonic() < deadline and [name for name in containers() if evicted in name]:
+    assert sim("GET", f"/v2/pods/{evicted}")["status"] == 404
+    # The API forgets a pod at once; the engine is still at its container for a moment.
+    while time.monotonic() < deadline and [name for name in containers(sim) if evicted in name]:
         time.sleep(0.3)
-    assert not [name for name in containers() if evicted in name]
+    assert not [name for name in containers(sim) if evicted in name]
     while time.monotonic() < deadline:
         row = sim("GET", f"/api/v0/instances/{exited}/")["instances"]
         if row["actual_status"] == "exited":
@@ -239,7 +245,7 @@ def test_two_pods_may_have_the_same_name(sim: Running, key: tuple[Path, str]) ->
     one, two = (sim.runpod(key[1], name=lease) for _ in range(2))
     assert logs_in(sim.address(one), key)
     assert logs_in(sim.address(two), key)
-    named = [name for name in containers() if name.startswith(lease)]
+    named = [name for name in containers(sim) if name.startswith(lease)]
     assert len(named) == 2
     assert lease in named, "a lease is its container's name"
 
@@ -247,13 +253,12 @@ def test_two_pods_may_have_the_same_name(sim: Running, key: tuple[Path, str]) ->
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_no_container_outlives_the_simulator(key: tuple[Path, str], number: signal.Signals) -> None:
     own = Running()
-    mark = f"={own.process.pid}-"
     own.address(own.runpod(key[1]))
     own.vast()  # still being made
-    assert any(str(row["labels"][LABEL]).startswith(mark[1:]) for row in engine().list_containers(f"label={LABEL}"))
+    assert containers(own)
     own.stop(number)
     assert own.process.returncode == 0
-    assert not any(str(row["labels"][LABEL]).startswith(mark[1:]) for row in engine().list_containers(f"label={LABEL}"))
+    assert not containers(own)
 
 
 def test_what_a_killed_simulator_leaves_the_next_one_removes(sim: Running, key: tuple[Path, str]) -> None:
@@ -262,10 +267,9 @@ def test_what_a_killed_simulator_leaves_the_next_one_removes(sim: Running, key: 
     mine = sim.runpod(key[1])
     sim.address(mine)
     killed.stop(signal.SIGKILL)
-    marks = [str(row["labels"][LABEL]).partition("-")[0] for row in engine().list_containers(f"label={LABEL}")]
-    assert str(killed.process.pid) in marks
+    assert containers(killed)
     following = Running()
-    marks = [str(row["labels"][LABEL]).partition("-")[0] for row in engine().list_containers(f"label={LABEL}")]
+    left = containers(killed)
     following.stop()
-    assert str(killed.process.pid) not in marks
-    assert str(sim.process.pid) in marks, "a living simulator's pods are left alone"
+    assert not left
+    assert containers(sim), "a living simulator's pods are left alone"

@@ -24,6 +24,7 @@ LABEL = "pennypod.simulator"
 _GHOST_PORTS = 20_000
 _CREATE_S = 60.0
 _PORT_TRIES = 4
+_REMOVE_TRIES = 3
 _SSHD_WORDS = ("sshd", "ssh start", "ssh restart", "/start.sh", "openssh-server")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # What a dead card answers: enough for a check that asks the driver, whatever the machine under it really has.
@@ -68,7 +69,7 @@ class Ghosts:
 
 @dataclass(slots=True)
 class _Made:
-    """The container of one pod. The lock keeps a destroy from overtaking the create."""
+    """The container of one pod. Whoever makes, starts, stops or removes it holds the lock; once ended it stays so."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     container: str | None = None
@@ -125,12 +126,19 @@ class Containers:
         """In a thread of its own: an engine takes a second or two, and the API answers at once."""
         entry = self._entry(pod)
         entry.lock.acquire()
-        threading.Thread(target=self._create, args=(pod, entry), name=f"pod-{pod.id}", daemon=True).start()
+        threading.Thread(target=self._bring_up, args=(pod, entry), name=f"pod-{pod.id}", daemon=True).start()
 
-    def _create(self, pod: Pod, entry: _Made) -> None:
+    start = create
+
+    def _bring_up(self, pod: Pod, entry: _Made) -> None:
+        """Make the pod's container, or start the one that it has. The caller has taken the entry's lock."""
         try:
-            if not entry.ended and not self._closed:
+            if entry.ended or self._closed:
+                return
+            if entry.container is None:
                 self._run(pod, entry)
+            else:
+                self._start_again(pod, entry.container)
         except PennypodError as exc:
             pod.failure = f"Error response from daemon: {exc.message}"
             pod.log.append(exc.message)
@@ -141,9 +149,13 @@ class Containers:
         host = self._host()
         image = ensure_image(self.engine, self._image, host, self._cache, self._environ, lambda _text: None)
         tree = write_tree(host, self._cache, scripts("host.sh", "start.sh"))
-        name = pod.name if parse_lease(pod.name) is not None else f"pennypod-simulated-{pod.provider}-{pod.id}"
+        # Simulators of one seed give their pods the same ids, and one engine may serve several of them.
+        own = f"pennypod-simulated-{pod.provider}-{pod.id}-{os.getpid()}"
+        name = pod.name if parse_lease(pod.name) is not None else own
         failure = ""
         for _attempt in range(_PORT_TRIES):
+            if entry.ended:
+                return
             port = _free_port()
             args = [*self._arguments(pod, host, port), *run_arguments(host, tree), "--entrypoint", "/bin/sh"]
             start = ["--name", name, image, "-c", self._start_script(pod)]
@@ -156,9 +168,7 @@ class Containers:
                 pod.address = ("127.0.0.1", port)
                 pod.up = True
                 return
-            # The engine keeps a container that it could make but not start.
-            for row in self.engine.list_containers(f"label={LABEL}.pod={self._mark}/{pod.provider}/{pod.id}"):
-                self.engine.remove_container(row["id"])
+            self._remove_all(pod)  # the engine keeps a container that it could make but not start
             failure = f"Error response from daemon: {error_line(done.stderr)}"
             pod.log.append(failure)
             if "address already in use" in done.stderr:
@@ -242,28 +252,33 @@ class Containers:
                 else:
                     self.engine.call("stop", "-t", "1", entry.container)
 
-    def start(self, pod: Pod) -> None:
-        entry = self._entry(pod)
-        if entry.container is None:
-            self.create(pod)
+    def _start_again(self, pod: Pod, container: str) -> None:
+        done = self.engine.call("start", container, timeout_s=_CREATE_S)
+        if done.rc != 0:
+            pod.failure = f"Error response from daemon: {error_line(done.stderr)}"
             return
-        with entry.lock:
-            done = self.engine.call("start", entry.container, timeout_s=_CREATE_S)
-            if done.rc != 0:
-                pod.failure = f"Error response from daemon: {error_line(done.stderr)}"
-                return
-            self._start_command(pod, entry.container)
-            pod.up = True
+        self._start_command(pod, container)
+        pod.up = True
 
     def destroy(self, pod: Pod) -> None:
+        """A start that is under way ends first, and leaves nothing: not even what it made without telling."""
         entry = self._entry(pod)
+        entry.ended = True
         with entry.lock:
-            entry.ended = True
             pod.up = False
-            if entry.container is not None:
+            container, entry.container = entry.container, None
+            with suppress(PennypodError):
+                if container is not None:
+                    self.engine.remove_container(container)
+            for _attempt in range(_REMOVE_TRIES):
                 with suppress(PennypodError):
-                    self.engine.remove_container(entry.container)
-                entry.container = None
+                    self._remove_all(pod)
+                    return
+
+    def _remove_all(self, pod: Pod) -> None:
+        """Whatever container bears the pod's label: a `run` that failed or took too long may have made one."""
+        for row in self.engine.list_containers(f"label={LABEL}.pod={self._mark}/{pod.provider}/{pod.id}"):
+            self.engine.remove_container(row["id"])
 
     # --- inside -------------------------------------------------------------------------------------------------------
 
@@ -276,7 +291,8 @@ class Containers:
         with entry.lock:
             if entry.container is not None:
                 script = "mkdir -p -m 700 /root/.ssh; umask 077; cat >/root/.ssh/authorized_keys"
-                self.engine.call("exec", "-i", entry.container, "/bin/sh", "-c", script, stdin=text.encode())
+                with suppress(PennypodError):
+                    self.engine.call("exec", "-i", entry.container, "/bin/sh", "-c", script, stdin=text.encode())
 
     def logs(self, pod: Pod, tail: int) -> list[str]:
         entry = self._entry(pod)

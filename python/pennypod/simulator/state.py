@@ -10,9 +10,11 @@ import heapq
 import itertools
 import secrets
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from typing import Any, Protocol
 
 from pennypod.errors import InputError
@@ -96,6 +98,8 @@ class Pod:
     faults: dict[str, Rule] = field(default_factory=dict)
     history: list[tuple[float, str]] = field(default_factory=list)
     log: list[str] = field(default_factory=list)
+    orders: deque[Callable[[], None]] = field(default_factory=deque)  # what the backend is still to be told
+    turn: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def alive(self) -> bool:
@@ -118,7 +122,7 @@ class Identity:
 
 
 class Backend(Protocol):
-    """What a pod is made of. Called without the world's lock; slow calls are fine."""
+    """What a pod is made of. Called without the world's lock, one call at a time for each pod; slow calls are fine."""
 
     def create(self, pod: Pod) -> None: ...
     def stop(self, pod: Pod) -> None: ...
@@ -167,7 +171,7 @@ class World:
         self._events: list[tuple[float, int, str, Pod, int]] = []
         self._order = itertools.count()
         self._made = 0
-        self._jobs: list[Callable[[], None]] = []
+        self._told: list[Pod] = []
         self._queue: list[Pod] = []
 
     # --- who ----------------------------------------------------------------------------------------------------------
@@ -246,7 +250,7 @@ class World:
         boot = self._boot[pod.provider]
         pod.boot_s = boot.loading_s + (pod.fault_seconds("slow_loading", 600.0) or 0.0)
         self._at(pod.created + boot.assign_s, "load", pod)
-        self._later(lambda: self.backend.create(pod))
+        self._later(pod, lambda: self.backend.create(pod))
 
     # --- what is asked of a pod ---------------------------------------------------------------------------------------
 
@@ -271,7 +275,7 @@ class World:
         self._enter(pod, Stage.GONE, now)
         del self.pods[pod.provider][pod.id]
         self._gone[pod.provider][pod.id] = pod
-        self._later(lambda: self.backend.destroy(pod))
+        self._later(pod, lambda: self.backend.destroy(pod))
 
     def stop(self, pod: Pod, at: float | None = None) -> None:
         at = self.clock.now() if at is None else at
@@ -280,7 +284,7 @@ class World:
             return
         self._end_gpus(pod)
         self._enter(pod, Stage.EXITED, at)
-        self._later(lambda: self.backend.stop(pod))
+        self._later(pod, lambda: self.backend.stop(pod))
 
     def start(self, pod: Pod) -> bool:
         """False when the machine has no free GPU any more: the pod then waits for one."""
@@ -296,7 +300,7 @@ class World:
         self._enter(pod, Stage.LOADING, now)
         pod.boot_s = min(pod.boot_s, 2.0)
         self._at(now + pod.boot_s, "up", pod)
-        self._later(lambda: self.backend.start(pod))
+        self._later(pod, lambda: self.backend.start(pod))
         return True
 
     def restart(self, pod: Pod) -> None:
@@ -304,7 +308,7 @@ class World:
         self.start(pod)
 
     def keys_changed(self, pod: Pod) -> None:
-        self._later(lambda: self.backend.set_keys(pod))
+        self._later(pod, lambda: self.backend.set_keys(pod))
 
     # --- time ---------------------------------------------------------------------------------------------------------
 
@@ -322,11 +326,13 @@ class World:
                 self._out_of_money(account)
 
     def take_jobs(self) -> list[Callable[[], None]]:
-        jobs, self._jobs = self._jobs, []
-        return jobs
+        """What the backend is to be told, a job for each pod. Any thread may run it, at any time, after the lock."""
+        told, self._told = self._told, []
+        return [partial(_carry_out, pod) for pod in dict.fromkeys(told)]
 
-    def _later(self, job: Callable[[], None]) -> None:
-        self._jobs.append(job)
+    def _later(self, pod: Pod, order: Callable[[], None]) -> None:
+        pod.orders.append(order)
+        self._told.append(pod)
 
     def _at(self, when: float, what: str, pod: Pod) -> None:
         heapq.heappush(self._events, (when, next(self._order), what, pod, pod.life))
@@ -348,10 +354,10 @@ class World:
         elif what == "exit":
             self._end_gpus(pod, keep=True)
             self._enter(pod, Stage.EXITED, at)
-            self._later(lambda: self.backend.stop(pod))
+            self._later(pod, lambda: self.backend.stop(pod))
         elif what == "offline":
             self._enter(pod, Stage.OFFLINE, at)
-            self._later(lambda: self.backend.stop(pod))
+            self._later(pod, lambda: self.backend.stop(pod))
         elif what == "evict":
             if pod.provider == RUNPOD:
                 self.destroy(pod, "evicted")
@@ -441,6 +447,13 @@ class World:
     def all_pods(self) -> list[Pod]:
         kept = [*self.pods.values(), *self._gone.values()]
         return sorted((pod for pods in kept for pod in pods.values()), key=lambda pod: (pod.created, pod.id))
+
+
+def _carry_out(pod: Pod) -> None:
+    """A pod's orders in the order in which they were given, whichever of two threads comes first."""
+    with pod.turn:
+        while pod.orders:
+            pod.orders.popleft()()
 
 
 def runpod_disk(pod: Pod, busy: bool) -> int:
