@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pennypod.errors import SshError
+from pennypod.startup import MORE_PATH
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -29,8 +30,6 @@ SSH_FAILED = 255
 CONTROL_PERSIST_S = 60
 # A socket's path holds 104 bytes on the tightest systems, and ssh appends 17 while it makes the socket.
 MAX_CONTROL_PATH = 104 - 17 - 1
-# Images keep python3 in places a non-interactive login does not search.
-_MORE_PATH = "/usr/local/bin:/usr/bin:/bin:/opt/conda/bin:/venv/main/bin:/opt/venv/bin"
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +191,7 @@ def script_command(source: bytes, name: str, args: Sequence[str], *, flags: str 
         f"import sys;s=sys.stdin.buffer.read({len(source)});exec(compile(s,{name!r},'exec'),{{'__name__':'__main__'}})"
     )
     python = "python3" + (f" {flags}" if flags else "")
-    return f'PATH="$PATH:{_MORE_PATH}"; export PATH; exec {python} -c {shlex.join([loader, *args])}'
+    return f'PATH="$PATH:{MORE_PATH}"; export PATH; exec {python} -c {shlex.join([loader, *args])}'
 
 
 def make_key_pair(run_dir: Path, comment: str) -> tuple[Path, str]:

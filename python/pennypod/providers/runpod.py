@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-from pennypod import gpus
+from pennypod import gpus, startup
 from pennypod.clock import Clock, SystemClock
 from pennypod.errors import (
     AmbiguousError,
@@ -72,12 +72,12 @@ _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _COUNTRY = re.compile(r"[A-Za-z]{2}")
 _POD_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
-# For images that are not RunPod's own, which have a start script that lets PUBLIC_KEY in: others may have no sshd.
-START_COMMAND = (
-    "bash -c '[ -x /start.sh ] && exec /start.sh; "
+# RunPod's own images have a start script that lets PUBLIC_KEY in; others may have no sshd. Ends in whatever stays.
+_START_SSHD = (
+    "[ -x /start.sh ] && exec /start.sh; "
     "command -v sshd >/dev/null || { apt-get update && apt-get install -y --no-install-recommends openssh-server; }; "
     'mkdir -p ~/.ssh /run/sshd; chmod 700 ~/.ssh; echo "$PUBLIC_KEY" >> ~/.ssh/authorized_keys; '
-    "chmod 600 ~/.ssh/authorized_keys; ssh-keygen -A; exec $(command -v sshd) -D'"
+    "chmod 600 ~/.ssh/authorized_keys; ssh-keygen -A; exec $(command -v sshd) -D"
 )
 
 
@@ -294,9 +294,18 @@ def create_body(offer: Offer, order: Order) -> dict[str, Any]:
         body["gpu"]["minCudaVersion"] = max((str(floor) for floor in floors), key=_cuda_parts)
     if offer.details.get("data_centers"):
         body["dataCenterIds"] = list(offer.details["data_centers"])
-    if not image.startswith("runpod/"):
-        body["args"] = START_COMMAND
+    command = start_command(order, image)
+    if command:
+        body["args"] = command
     return body
+
+
+def start_command(order: Order, image: str) -> str:  # noqa: ARG001
+    """What the pod runs in place of its image's own command; "" for an image that does alone what is needed."""
+    parts: list[str] = []
+    if not parts and image.startswith("runpod/"):
+        return ""
+    return startup.words("bash", "-c", startup.script([*parts, _START_SSHD]))
 
 
 def _disk(disk_gb: float) -> int:

@@ -10,11 +10,10 @@ from __future__ import annotations
 import json
 import math
 import re
-import shlex
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from pennypod import gpus, vastquery
+from pennypod import gpus, startup, vastquery
 from pennypod.clock import Clock, SystemClock
 from pennypod.errors import (
     AmbiguousError,
@@ -419,18 +418,10 @@ def create_body(offer: Offer, order: Order) -> dict[str, Any]:
 
 
 def onstart_script(order: Order) -> str:
-    """No tmux around logins, the run's key let in from the first second, the pod's variables for every login."""
-    key = shlex.quote(order.public_key.strip())
-    lines = [
-        "touch ~/.no_auto_tmux",
-        "mkdir -p ~/.ssh && chmod 700 ~/.ssh",
-        f"grep -qxF {key} ~/.ssh/authorized_keys 2>/dev/null || printf '%s\\n' {key} >> ~/.ssh/authorized_keys",
-        "chmod 600 ~/.ssh/authorized_keys",
-    ]
-    for name, value in sorted(order.env.items()):
-        line = shlex.quote(f'{name}="{value}"')
-        lines.append(f"printf '%s\\n' {line} >> /etc/environment")
-    return "\n".join(lines)
+    """What the instance runs at every start."""
+    return startup.script(
+        [startup.no_auto_tmux(), startup.let_in(order.public_key), startup.environment(order.env)],
+    )
 
 
 # --- what comes back --------------------------------------------------------------------------------------------------

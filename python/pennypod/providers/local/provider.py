@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pennypod import startup
 from pennypod.errors import AmbiguousError, InvalidError, NoCapacityError, OfferGoneError, TransientError
 from pennypod.model.ids import parse_lease
 from pennypod.model.money import usd_to_micros
@@ -181,7 +182,7 @@ class LocalProvider:
             f"127.0.0.1:{port or ''}:22",
             *run_arguments(host, tree),
         ]
-        return self._create(order.name, [*args, "--entrypoint", "/bin/sh", image, f"{MOUNT}/start.sh"], port)
+        return self._create(order.name, [*args, "--entrypoint", "/bin/sh", image, "-c", _start_command()], port)
 
     def _create(self, name: str, args: list[str], port: int) -> str:
         try:
@@ -265,6 +266,11 @@ class LocalProvider:
 def local_provider(settings: Settings, environ: Mapping[str, str] | None = None) -> LocalProvider:
     """The factory the registry names."""
     return LocalProvider(settings, os.environ if environ is None else environ)
+
+
+def _start_command() -> str:
+    """What PID 1 of the container does before it becomes sshd."""
+    return startup.script([f"exec /bin/sh {MOUNT}/start.sh"])
 
 
 def _is_stand_in(has: Hardware, need: Need) -> bool:
