@@ -44,7 +44,10 @@ options:
     type: dict
     default: {}
   run:
-    description: The run id. Needed for all states but C(opened).
+    description:
+      - The run id. Needed for all states but C(opened).
+      - With C(state=opened) and exactly one job, the id that the new run is to have. Asked for again, it is still one
+        run, which this command takes over as long as it has rented nothing.
     type: str
   artifacts:
     description: Files that are home and verified - path, bytes, sha256, kind (weights, log or extra).
@@ -121,7 +124,7 @@ from pennypod.events import Events
 from pennypod.guard import ensure_guard
 from pennypod.jobs import load_job
 from pennypod.ledger import ArtifactRecord, Ledger, Outcome, RunRecord, open_ledger
-from pennypod.model.ids import new_run_id
+from pennypod.model.ids import job_of_run, new_run_id
 from pennypod.podwork import ASK_EVERY_S
 from pennypod.providers.registry import all_providers
 from pennypod.report import run_document, write_json, write_results
@@ -169,11 +172,12 @@ def _open(module: AnsibleModule, settings: Settings, ledger: Ledger) -> dict[str
         raise InputError("which job? say -e job=NAME; `ls group_vars/job_*.yml` shows them")
     for job in jobs:
         load_job(Path(options["jobs_dir"]), job)
+    chosen = _chosen_id(options["run"], jobs)
     root = Path(options["artifacts_root"]).resolve()
     now = SystemClock().now()
     runs = []
     for job in jobs:
-        run = new_run_id(job, now, secrets.randbelow)
+        run = chosen or new_run_id(job, now, secrets.randbelow)
         runs.append({"run": run, "job": job, "artifacts_dir": str(root / run), "inputs": options["inputs"]})
     if not module.check_mode:
         try:
@@ -186,20 +190,31 @@ def _open(module: AnsibleModule, settings: Settings, ledger: Ledger) -> dict[str
         controller = processes.controller_identity()
         ledger.close_abandoned(processes.is_alive, now)
         for item in runs:
-            ledger.open_run(
-                RunRecord(
-                    run=item["run"],
-                    job=item["job"],
-                    controller=controller,
-                    created=now,
-                    artifacts_dir=item["artifacts_dir"],
-                    keep_on_disconnect=bool(options["keep_on_disconnect"]),
-                )
+            record = RunRecord(
+                run=item["run"],
+                job=item["job"],
+                controller=controller,
+                created=now,
+                artifacts_dir=item["artifacts_dir"],
+                keep_on_disconnect=bool(options["keep_on_disconnect"]),
             )
+            if chosen:
+                ledger.open_or_adopt_run(record, processes.is_alive)
+            else:
+                ledger.open_run(record)
             ledger.start_stage(item["run"], "plan", now)
             write_json(settings.run_dir(item["run"]) / INPUTS_FILE, options["inputs"])
     names = [item["run"] for item in runs]
     return {"changed": True, "runs": runs, "diff": {"before": {"runs": []}, "after": {"runs": names}}}
+
+
+def _chosen_id(run: str | None, jobs: list[str]) -> str | None:
+    """The id that was asked for; one that is no run id of the one job is refused."""
+    if not run:
+        return None
+    if len(jobs) != 1 or job_of_run(run) != jobs[0]:
+        raise InputError(f"{run} can be the id of one run of job {job_of_run(run)} only")
+    return run
 
 
 def _resume(module: AnsibleModule, settings: Settings, ledger: Ledger) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 
 _ANSIBLE_COMMANDS = frozenset({"ansible", "ansible-playbook", "ansible-console", "ansible-runner"})
+CONTROLLER_VARIABLE = "PENNYPOD_CONTROLLER"
 
 
 def identity(pid: int) -> str:
@@ -40,8 +41,14 @@ def controller_identity() -> str:
 
     Ansible forks a worker per task and a worker keeps its parent's command line, so the outermost of an unbroken chain
     of ansible processes is the one the user started.
+
+    A service that answers for its playbooks itself names itself in `PENNYPOD_CONTROLLER`. That counts only for what
+    descends from it: a playbook that has outlived its service must not speak in its name.
     """
     parents = psutil.Process().parents()
+    service = os.environ.get(CONTROLLER_VARIABLE)
+    if service and any(_is(parent, service) for parent in parents):
+        return service
     controller: psutil.Process | None = None
     for parent in parents:
         if _is_ansible(parent):
@@ -66,6 +73,13 @@ def killed_fork() -> int | None:
         if ended is not None and ended.si_code in (os.CLD_KILLED, os.CLD_DUMPED):
             return child.pid
     return None
+
+
+def _is(process: psutil.Process, wanted: str) -> bool:
+    try:
+        return identity(process.pid) == wanted
+    except ProcessLookupError:
+        return False
 
 
 def _is_ansible(process: psutil.Process) -> bool:

@@ -134,6 +134,57 @@ def test_an_unknown_run_is_an_input_error(world: World) -> None:
         world.ledger.take_over("demo-1201-zzzzz", SECOND, nobody)
 
 
+# --- a run whose id somebody else has chosen -------------------------------------------------------------------------
+
+
+def chosen(world: World, run: str = "demo-1201-zzzzz", job: str = "demo", controller: str = SECOND) -> RunRecord:
+    return RunRecord(run, job, controller, world.clock.now(), "artifacts", keep_on_disconnect=True)
+
+
+def test_asked_for_twice_a_chosen_id_is_one_run_of_the_later_command(world: World) -> None:
+    assert world.ledger.open_or_adopt_run(chosen(world, controller=SECOND), nobody)
+    assert not world.ledger.open_or_adopt_run(chosen(world, controller=THIRD), nobody)
+    assert world.ledger.run("demo-1201-zzzzz").controller == THIRD
+    assert len(world.ledger.runs()) == 2
+
+
+def test_a_chosen_run_that_was_closed_as_abandoned_is_opened_again(world: World) -> None:
+    world.ledger.open_or_adopt_run(chosen(world), nobody)
+    assert "demo-1201-zzzzz" in world.ledger.close_abandoned(nobody, world.clock.now())
+    world.ledger.open_or_adopt_run(chosen(world, controller=THIRD), nobody)
+    run = world.ledger.run("demo-1201-zzzzz")
+    assert (run.closed, run.outcome, run.fenced_reason, run.controller) == (None, None, None, THIRD)
+    world.ledger.raise_if_fenced(run.run, THIRD)
+
+
+def test_a_chosen_run_is_not_taken_from_a_live_command(world: World) -> None:
+    world.ledger.open_or_adopt_run(chosen(world), nobody)
+    with pytest.raises(FencedError, match="worked on by process"):
+        world.ledger.open_or_adopt_run(chosen(world, controller=THIRD), lambda process: process == SECOND)
+
+
+@pytest.mark.parametrize("ended", ["fenced", "closed"])
+def test_a_chosen_run_that_is_over_stays_over(world: World, ended: str) -> None:
+    world.ledger.open_or_adopt_run(chosen(world), nobody)
+    if ended == "fenced":
+        world.ledger.fence("demo-1201-zzzzz", "cancelled")
+    else:
+        world.ledger.close_run("demo-1201-zzzzz", Outcome.SUCCEEDED, "done", world.clock.now())
+    with pytest.raises(FencedError):
+        world.ledger.open_or_adopt_run(chosen(world, controller=THIRD), nobody)
+
+
+def test_a_chosen_run_that_has_rented_is_resumed_and_not_started_again(world: World) -> None:
+    world.intend()
+    with pytest.raises(FencedError, match="has rented before"):
+        world.ledger.open_or_adopt_run(chosen(world, run=RUN), nobody)
+
+
+def test_a_chosen_id_of_another_job_is_refused(world: World) -> None:
+    with pytest.raises(InputError, match="is one of job demo"):
+        world.ledger.open_or_adopt_run(chosen(world, run=RUN, job="fdi"), nobody)
+
+
 # --- what the dead controller has left behind -----------------------------------------------------------------------
 
 

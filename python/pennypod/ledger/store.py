@@ -8,17 +8,16 @@ write" safe between processes; on other databases the run's row is locked with S
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection, Engine, make_url
+from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 
 from pennypod.errors import FencedError, InputError, PennypodError
 from pennypod.ledger import schema
+from pennypod.ledger.engine import open_engine
 from pennypod.ledger.records import (
     FINAL_STATES,
     ArtifactRecord,
@@ -35,7 +34,6 @@ from pennypod.model.offer import Offer
 from pennypod.model.pod import SshAddress
 from pennypod.settings import Settings
 
-_BUSY_TIMEOUT_MS = 20_000
 _ABANDONED = "its command ended before anything was rented"
 
 
@@ -48,45 +46,11 @@ class LedgerError(PennypodError):
 def open_ledger(settings: Settings) -> Ledger:
     """Open (and on first use create) the ledger. Raises LedgerError with the place and what to do."""
     try:
-        url = make_url(settings.database_url)
-        engine = sa.create_engine(url, pool_pre_ping=True)
-        if url.get_backend_name() == "sqlite":
-            _prepare_sqlite_file(url.database)
+        return Ledger(open_engine(settings.database_url))
     except (ArgumentError, NoSuchModuleError, ImportError) as exc:
         raise LedgerError(f"PENNYPOD_DATABASE_URL is not a usable SQLAlchemy URL: {exc}") from exc
     except OSError as exc:
         raise LedgerError(f"cannot make the ledger's folder: {exc}; set PENNYPOD_HOME to a writable place") from exc
-    if url.get_backend_name() == "sqlite":
-        _use_sqlite_safely(engine)
-    return Ledger(engine)
-
-
-def _prepare_sqlite_file(database: str | None) -> None:
-    if not database or database == ":memory:":
-        return
-    path = Path(database)
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    # Created here so that only the owner can read it whatever the umask is. Never opened when it exists: closing any
-    # descriptor of the file would drop the locks that SQLite holds on it in this process (POSIX advisory locks).
-    with contextlib.suppress(FileExistsError):
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-
-
-def _use_sqlite_safely(engine: Engine) -> None:
-    @sa.event.listens_for(engine, "connect")
-    def _connect(dbapi_connection: Any, _record: Any) -> None:
-        # Take transactions into our own hands: the driver would begin them late and without a write lock.
-        dbapi_connection.isolation_level = None
-        cursor = dbapi_connection.cursor()
-        cursor.execute(f"PRAGMA busy_timeout={_BUSY_TIMEOUT_MS}")
-        cursor.execute("PRAGMA journal_mode=WAL")
-        cursor.execute("PRAGMA synchronous=FULL")
-        cursor.execute("PRAGMA foreign_keys=ON")
-        cursor.close()
-
-    @sa.event.listens_for(engine, "begin")
-    def _begin(connection: Connection) -> None:
-        connection.exec_driver_sql("BEGIN IMMEDIATE")
 
 
 class Ledger:
@@ -127,6 +91,43 @@ class Ledger:
         """Write down a new run before anything else happens for it."""
         with self._transaction() as tx:
             tx.execute(schema.runs.insert().values(**_values(record)))
+
+    def open_or_adopt_run(self, record: RunRecord, alive: Callable[[str], bool]) -> bool:
+        """Write down a run whose id somebody else has chosen; returns whether it is new.
+
+        Asked for again with the same id, it stays one run: `record.controller` takes it over as long as it has rented
+        nothing, also when it was closed as abandoned meanwhile. Raises FencedError while its controller is alive and
+        once it has rented, was stopped or is over, and InputError when the id belongs to another job.
+        """
+        with self._transaction() as tx:
+            row = tx.execute(sa.select(schema.runs).where(schema.runs.c.run == record.run).with_for_update()).first()
+            if row is None:
+                tx.execute(schema.runs.insert().values(**_values(record)))
+                return True
+            before = RunRecord(**_columns(row))
+            if before.job != record.job:
+                raise InputError(f"run {record.run} is one of job {before.job}, not of {record.job}")
+            if before.fenced_reason != _ABANDONED:
+                _refuse_fenced(before)
+            if before.controller != record.controller and alive(before.controller):
+                raise FencedError(
+                    f"run {record.run} is being worked on by process {before.controller.partition(':')[0]}",
+                    controller=before.controller,
+                )
+            if _attempts(tx, record.run):
+                raise FencedError(f"run {record.run} has rented before: playbooks/resume.yml goes on with it")
+            _update_run(
+                tx,
+                record.run,
+                controller=record.controller,
+                artifacts_dir=record.artifacts_dir,
+                keep_on_disconnect=record.keep_on_disconnect,
+                fenced_reason=None,
+                outcome=None,
+                reason=None,
+                closed=None,
+            )
+            return False
 
     def set_plan(self, run: str, *, deadline: float, worst_case_micros: int) -> None:
         with self._transaction() as tx:
