@@ -172,6 +172,7 @@ from pennypod.acceptance import GateOptions, PodLogin, run_key, run_target
 from pennypod.ansible import run_module
 from pennypod.clock import SystemClock
 from pennypod.errors import FencedError, InputError, NotReadyError
+from pennypod.escrow import Escrow
 from pennypod.events import Events
 from pennypod.guard import ensure_guard
 from pennypod.ledger import AttemptState, Ledger, open_ledger
@@ -340,7 +341,7 @@ def _absent(module: AnsibleModule, settings: Settings, ledger: Ledger, rental: R
     before = {"pods": [attempt.lease_name for attempt in pending]}
     if not module.check_mode:
         events = Events(settings.run_dir(run), run)
-        for attempt in pending:
+        for attempt in Escrow(settings, ledger, SystemClock()).release(pending, events.emit):
             rental.destroy(attempt, outcome="done", reason=module.params["reason"], report=events.emit)
     result = _result(ledger, run, changed=bool(pending), before=before, after={"pods": []}, pod={})
     receipts = [attempt.receipt for attempt in ledger.attempts(run) if attempt.receipt is not None]

@@ -113,6 +113,16 @@ options:
     description: Seconds to spend on bringing the best checkpoint home when the training fails. 0 means not to try.
     type: float
     default: 120
+  escrow_grace_s:
+    description:
+      - Seconds that whoever ends the pod later may spend on its newest checkpoint when that is not home, since the
+        command was killed or the deadline is near. 0 means to destroy at once.
+    type: float
+    default: 60
+  escrow_grace_usd:
+    description: What that may cost at most. The smaller of the two bounds counts.
+    type: float
+    default: 0.05
 attributes:
   check_mode:
     support: full
@@ -200,8 +210,10 @@ from typing import Any
 from ansible.module_utils.basic import AnsibleModule
 from pennypod.ansible import run_module
 from pennypod.clock import SystemClock
-from pennypod.errors import TrainingError
+from pennypod.errors import InputError, TrainingError
+from pennypod.escrow import EscrowPlan, write_plan
 from pennypod.events import Events
+from pennypod.model.money import usd_to_micros
 from pennypod.podwork import POD_OPTIONS, Fence, PodWatch, connect, show_bytes
 from pennypod.settings import load_settings
 from pennypod.training import Launched, TrainingResult, WatchPlan, launch, watch, would_launch
@@ -225,6 +237,8 @@ ARGUMENT_SPEC: dict[str, Any] = {
     "weights_early": {"type": "bool", "default": False},
     "weights_every_s": {"type": "float", "default": 15},
     "salvage_s": {"type": "float", "default": 120},
+    "escrow_grace_s": {"type": "float", "default": 60},
+    "escrow_grace_usd": {"type": "float", "default": 0.05},
 }
 # A training that never ran has left nothing to bring home, and a pod that is gone has nothing any more.
 NOTHING_THERE = ("failed_to_start", "not_started", "no_status", "no_tmux", "busy", "failed", "pod_gone")
@@ -254,6 +268,7 @@ class Training:
         if self.module.check_mode:
             found = would_launch(self.ssh, o["pod_home"], o["command"], env, run=o["run"])
             return self.result(found, None, found.state)
+        write_plan(self.settings.run_dir(o["run"]), self.escrow_plan())
         started = launch(self.ssh, o["pod_home"], o["command"], env, run=o["run"], python=o["python"])
         self.events.emit("training", "started in tmux" if started.launched else f"is {started.state} already")
         if o["state"] == "started":
@@ -277,6 +292,18 @@ class Training:
         if self.fence.problem:
             self.module.warn(f"the ledger could not say whether the run is still ours: {self.fence.problem}")
         return self.result(started, result, "finished")
+
+    def escrow_plan(self) -> EscrowPlan:
+        """What whoever ends the pod needs to know to save its newest checkpoint."""
+        o = self.options
+        if o["escrow_grace_s"] < 0 or o["escrow_grace_usd"] < 0:
+            raise InputError("escrow_grace_s and escrow_grace_usd must not be negative; 0 means to destroy at once")
+        return EscrowPlan(
+            pod_home=o["pod_home"],
+            patterns=tuple(o["weights_patterns"]),
+            grace_s=o["escrow_grace_s"],
+            grace_micros=usd_to_micros(o["escrow_grace_usd"]),
+        )
 
     def watch_plan(self, started: Launched) -> WatchPlan:
         """What the options say about time, as one deadline."""

@@ -6,8 +6,10 @@ lives in its own session, inherits no descriptor and logs to a file. There is on
 holds a lock for as long as it lives, and that lock is how others know that it is there.
 
 When the controller ends, whatever its runs still hold is taken away from them (fenced), destroyed and proven gone. A
-normal end leaves nothing to do. `keep_on_disconnect` makes the guard stand down until the run's deadline. A run that
-another controller has taken over meanwhile is no longer this guard's: fencing and taking over exclude each other.
+normal end leaves nothing to do. Where a training's newest checkpoint is not home yet, it gets a bounded, priced grace
+before the destroy (`escrow`); all pods of a controller are looked after side by side. `keep_on_disconnect` makes the
+guard stand down until the run's deadline. A run that another controller has taken over meanwhile is no longer this
+guard's: fencing and taking over exclude each other.
 """
 
 from __future__ import annotations
@@ -19,13 +21,14 @@ import select
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
 from pennypod import processes
 from pennypod.clock import Clock, SystemClock
 from pennypod.errors import GuardError, PennypodError
+from pennypod.escrow import Escrow
 from pennypod.ledger import AttemptRecord, Ledger, Outcome, RunRecord, open_ledger
 from pennypod.providers.registry import all_providers
 from pennypod.rental import Rental
@@ -92,25 +95,36 @@ def guard_is_alive(settings: Settings, controller: str) -> bool:
 class Guard:
     """The guard's decisions, apart from processes and pidfds so that tests can drive them."""
 
-    def __init__(self, settings: Settings, ledger: Ledger, rental: Rental, clock: Clock, log: Log) -> None:
+    def __init__(
+        self, settings: Settings, ledger: Ledger, rental: Rental, clock: Clock, log: Log, escrow: Escrow | None = None
+    ) -> None:
         self._settings = settings
         self._ledger = ledger
         self._rental = rental
         self._clock = clock
         self._log = log
+        self._escrow = escrow or Escrow(settings, ledger, clock)
 
     def tick(self, controller: str, controller_alive: bool) -> bool:
         """Look once at every open run of the controller. Returns whether there is still something to watch."""
         pending = False
+        ending = []
         for run in self._ledger.open_runs(controller):
             reason = self._reason_to_end(run, controller_alive)
-            over = reason is not None and self._end(run, reason)
-            pending = pending or not over
+            if reason is None:
+                pending = True
+            elif self._take_away(run, reason):
+                ending.append((run, reason))
+        self._let_go(ending)
+        for run, reason in ending:
+            pending = not self._end(run, reason) or pending
         return pending
 
     def _reason_to_end(self, run: RunRecord, controller_alive: bool) -> str | None:
         if run.deadline is not None and self._clock.now() > run.deadline:
             return "the deadline passed"
+        if run.deadline is not None and self._clock.now() > run.deadline - self._reserve_s(run, controller_alive):
+            return "the deadline is near, and the command that would bring the weights home does not run"
         if run.closed is not None and (controller_alive or run.keep_on_disconnect):
             return None if controller_alive else "the run is closed"
         if not controller_alive and not run.keep_on_disconnect:
@@ -118,13 +132,31 @@ class Guard:
             return f"the controlling command (pid {pid}) ended before the run was over"
         return None
 
-    def _end(self, run: RunRecord, reason: str) -> bool:
-        """Fence the run, prove every pod of it gone, close it. Returns whether that is done."""
+    def _reserve_s(self, run: RunRecord, controller_alive: bool) -> float:
+        """A command that runs keeps time for its weights itself; for one that does not, the guard does."""
+        if controller_alive and not processes.is_suspended(run.controller):
+            return 0.0
+        return self._escrow.reserve_s(run.run)
+
+    def _take_away(self, run: RunRecord, reason: str) -> bool:
+        """Fence the run, so that nobody else works on it. Returns whether it is ours to end."""
         if not self._ledger.fence(run.run, reason, controller=run.controller):
             self._log(f"{run.run}: taken over by another command, which has its own guard")
-            return True
+            return False
         if run.fenced_reason is None:
             self._log(f"{run.run}: {reason}")
+        return True
+
+    def _let_go(self, ending: Sequence[tuple[RunRecord, str]]) -> None:
+        """Save what weights can be saved. Of several pods, each is asked to end the moment that it may."""
+        reasons = {run.run: reason for run, reason in ending}
+        attempts = [attempt for run in reasons for attempt in self._ledger.attempts(run) if not attempt.final]
+        for attempt in self._escrow.release(attempts, self._report):
+            if len(attempts) > 1:
+                self._rental.ask_for_end(attempt, outcome="cancelled", reason=reasons[attempt.run])
+
+    def _end(self, run: RunRecord, reason: str) -> bool:
+        """Prove every pod of a fenced run gone and close it. Returns whether that is done."""
         done = True
         for attempt in self._ledger.attempts(run.run):
             if not attempt.final:

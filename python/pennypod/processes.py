@@ -36,6 +36,15 @@ def is_alive(process: str) -> bool:
         return False
 
 
+def is_suspended(process: str) -> bool:
+    """Whether exactly that process is stopped (SIGSTOP, Ctrl-Z, a debugger) and so does nothing about anything."""
+    pid = pid_of(process)
+    try:
+        return identity(pid) == process and _state(pid) in ("T", "t")
+    except ProcessLookupError:
+        return False
+
+
 def controller_identity() -> str:
     """The process that a run must not outlive: the ansible command this process descends from, else its parent.
 

@@ -6,6 +6,7 @@ done with the pod, a pod that does not work out is proven gone before the next o
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -422,6 +423,18 @@ class Rental:
                 usd=micros_to_usd(int(receipt["cost_micros"])),
             )
         return self._attempt(attempt).receipt
+
+    def ask_for_end(self, attempt: AttemptRecord, *, outcome: str, reason: str) -> None:
+        """Ask once, without waiting for the proof: of several pods none should bill while another one is proven gone.
+
+        `destroy` comes after it. What the provider answers is no matter here: there it is asked again, and told.
+        """
+        provider = self._providers.get(attempt.provider)
+        if attempt.final or attempt.pod_id is None or provider is None:
+            return
+        self._ledger.record_destroying(attempt.id, outcome, reason, self._clock.now())
+        with contextlib.suppress(ProviderError):
+            provider.destroy(attempt.pod_id)
 
     def prove_gone(
         self, provider: Provider, pod_id: str, name: str, *, patience_s: float = 120.0

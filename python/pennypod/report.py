@@ -13,7 +13,17 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from pennypod.ledger import STAGES, AttemptRecord, AttemptState, Ledger, Outcome, StageRecord
+from pennypod.ledger import (
+    STAGES,
+    AttemptRecord,
+    AttemptState,
+    Ledger,
+    Outcome,
+    RunRecord,
+    StageRecord,
+    WeightsAtEnd,
+    WeightsState,
+)
 from pennypod.model.money import format_usd, micros_to_usd
 
 RUN_FILE = "run.json"
@@ -47,6 +57,7 @@ def run_document(ledger: Ledger, run: str, now: float) -> dict[str, Any]:
             for item in ledger.artifacts(run)
         ],
         "artifacts_dir": record.artifacts_dir,
+        "weights_at_end": weights_at_end(ledger, record),
         "outcome": record.outcome or "running",
         "reason": record.reason,
         "verdict": record.verdict,
@@ -66,6 +77,20 @@ def winning_attempt(attempts: Iterable[AttemptRecord]) -> AttemptRecord | None:
     usable = [attempt for attempt in rented if attempt.ready is not None]
     candidates = usable or rented
     return candidates[-1] if candidates else None
+
+
+def weights_at_end(ledger: Ledger, record: RunRecord) -> dict[str, Any] | None:
+    """What had become of the run's newest checkpoint when its pod went; None while the run goes on."""
+    if record.weights_at_end is not None:
+        return record.weights_at_end
+    if record.closed is None:
+        return None
+    weights = [item for item in ledger.artifacts(record.run) if item.kind == "weights"]
+    if weights:
+        return WeightsAtEnd(WeightsState.HOME, "home and verified", path=weights[0].path).as_document()
+    if not any(stage.stage == "training" for stage in ledger.stages(record.run)):
+        return WeightsAtEnd(WeightsState.NONE, "no training was started").as_document()
+    return WeightsAtEnd(WeightsState.LOST, "the pod went before anybody could look for a checkpoint").as_document()
 
 
 def weights_are_home(ledger: Ledger, run: str) -> bool:
@@ -132,6 +157,7 @@ def summary(document: dict[str, Any], *, closing: bool = True) -> RenderableType
         if item["kind"] == "weights":
             lines.append(Text(f"weights     {document['artifacts_dir']}/{item['path']} ({item['bytes']} bytes)"))
             lines.append(Text(f"            sha256 {item['sha256']}"))
+    lines += _weights_words(document.get("weights_at_end"))
     if document["verdict"]:
         lines.append(Text(f"verdict     {document['verdict']}"))
     elif document["outcome"] == Outcome.SUCCEEDED:
@@ -140,6 +166,17 @@ def summary(document: dict[str, Any], *, closing: bool = True) -> RenderableType
         billing = document["pods_still_billing"]
         lines.append(Text(f"pods still billing: {billing}", style="bold red" if billing else "bold green"))
     return Group(*lines)
+
+
+def _weights_words(end: Mapping[str, Any] | None) -> list[Text]:
+    """A checkpoint that came home at the last moment, or did not: what a person must not overlook."""
+    if end is None or end["state"] not in (WeightsState.ESCROWED, WeightsState.LOST):
+        return []
+    lost = end["state"] == WeightsState.LOST
+    about = [f"of {end['age_s']:.0f} s before the end"] if end["age_s"] is not None else []
+    about += [f"the log is at epoch {end['epoch']}"] if end["epoch"] is not None else []
+    text = end["reason"] + (f" ({', '.join(about)})" if about else "")
+    return [Text(f"{'lost' if lost else 'checkpoint':12}{text}", style="bold red" if lost else "")]
 
 
 def offers_table(plan: Mapping[str, Any]) -> Table:

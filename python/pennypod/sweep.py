@@ -7,12 +7,13 @@ the pod, the end is recorded there. Only pods whose name is a lease of ours are 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pennypod.clock import Clock
 from pennypod.errors import FencedError, InputError, PennypodError, ProviderError
+from pennypod.escrow import Escrow
 from pennypod.ledger import AttemptRecord, AttemptState, Ledger, Outcome
 from pennypod.model.ids import Lease, parse_lease
 from pennypod.model.money import cost_micros, micros_to_usd
@@ -134,12 +135,16 @@ def sweep(
     dry_run: bool,
     report: Report,
     patience_s: float = 120.0,
+    escrow: Escrow | None = None,
 ) -> list[Swept]:
-    """End every due target; `dry_run` takes the same way up to the destroying itself."""
+    """End every due target; `dry_run` takes the same way up to the destroying itself.
+
+    With `escrow`, the pods of runs whose key is on this machine get their grace for a checkpoint that is not home.
+    """
     rental = Rental(providers, ledger, clock)
     swept = []
     if not dry_run:
-        _ask_all(found, providers, ledger, clock.now())
+        _ask_all(found, providers, ledger, clock.now(), lambda attempts: _released(escrow, attempts, report))
     for target in found.due:
         if dry_run:
             swept.append(Swept(target, WOULD_DESTROY, _cost(target, clock.now())))
@@ -157,8 +162,19 @@ def sweep(
     return swept
 
 
-def _ask_all(found: Survey, providers: Mapping[str, Provider], ledger: Ledger, now: float) -> None:
+def _released(escrow: Escrow | None, attempts: Sequence[AttemptRecord], report: Report) -> Iterable[AttemptRecord]:
+    return attempts if escrow is None else escrow.release(attempts, report)
+
+
+def _ask_all(
+    found: Survey,
+    providers: Mapping[str, Provider],
+    ledger: Ledger,
+    now: float,
+    release: Callable[[Sequence[AttemptRecord]], Iterable[AttemptRecord]],
+) -> None:
     """Ask for every end before any is waited for: proofs take time, and the last pod in the row bills meanwhile."""
+    ours_to_save: dict[int, Target] = {}
     for target in found.due:
         attempt, pod = target.attempt, target.pod
         if attempt is not None and not attempt.final:
@@ -168,9 +184,19 @@ def _ask_all(found: Survey, providers: Mapping[str, Provider], ledger: Ledger, n
             if pod is not None and attempt.pod_id is None:
                 with contextlib.suppress(FencedError):  # its renter has just written the id itself
                     ledger.record_pod(attempt.id, pod.pod_id, now)
-        if pod is not None:
-            with contextlib.suppress(ProviderError):  # asked again, and told, where it is waited for
-                providers[target.provider].destroy(pod.pod_id)
+        if attempt is not None and not attempt.final:
+            ours_to_save[attempt.id] = target
+        else:
+            _ask(target, providers)
+    attempts = [target.attempt for target in ours_to_save.values() if target.attempt is not None]
+    for released in release(attempts):
+        _ask(ours_to_save[released.id], providers)
+
+
+def _ask(target: Target, providers: Mapping[str, Provider]) -> None:
+    if target.pod is not None:
+        with contextlib.suppress(ProviderError):  # asked again, and told, where it is waited for
+            providers[target.provider].destroy(target.pod.pod_id)
 
 
 def _end(target: Target, rental: Rental, provider: Provider, ledger: Ledger, report: Report, patience_s: float) -> bool:

@@ -36,13 +36,22 @@ def sweep(app: App, dry_run: bool, ahead_s: int, as_json: bool) -> int:
 
     Exit code 3 when a pod could not be proven gone or a provider could not be listed.
     """
+    from pennypod.escrow import Escrow
     from pennypod.sweep import UNPROVEN, survey
     from pennypod.sweep import sweep as run_sweep
 
     ledger = _ledger(app)
     judged_at = app.clock.now() + ahead_s
     found = survey(app.providers, ledger, judged_at)
-    swept = run_sweep(found, app.providers, ledger, app.clock, dry_run=dry_run, report=lambda *_a, **_k: None)
+    swept = run_sweep(
+        found,
+        app.providers,
+        ledger,
+        app.clock,
+        dry_run=dry_run,
+        report=lambda *_a, **_k: None,
+        escrow=Escrow(app.settings, ledger, app.clock),
+    )
     if as_json:
         app.print_json(_document(found, swept, judged_at, dry_run))
     else:

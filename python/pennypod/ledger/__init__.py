@@ -10,6 +10,8 @@ from pennypod.ledger.records import (
     QuarantineRecord,
     RunRecord,
     StageRecord,
+    WeightsAtEnd,
+    WeightsState,
 )
 from pennypod.ledger.store import Ledger, LedgerError, open_ledger
 
@@ -25,5 +27,7 @@ __all__ = [
     "QuarantineRecord",
     "RunRecord",
     "StageRecord",
+    "WeightsAtEnd",
+    "WeightsState",
     "open_ledger",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -29,6 +29,32 @@ class Outcome(StrEnum):
     CANCELLED = "cancelled"
 
 
+class WeightsState(StrEnum):
+    """What had become of the newest checkpoint when its pod went."""
+
+    HOME = "home"  # it was home before
+    ESCROWED = "escrowed"  # brought home just before the destroy
+    LOST = "lost"  # whatever the pod had that was newer than what is home, if anything is
+    NONE = "none"  # there was none
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsAtEnd:
+    """`path` (relative to the artifacts folder) is the checkpoint that is home, `age_s` how old it was at the end.
+
+    `epoch` is the last one that the log here speaks of.
+    """
+
+    state: WeightsState
+    reason: str
+    path: str | None = None
+    age_s: float | None = None
+    epoch: int | None = None
+
+    def as_document(self) -> dict[str, Any]:
+        return {**asdict(self), "state": self.state.value}
+
+
 STAGES = ("plan", "rent", "gate", "bootstrap", "dataset", "training", "weights", "teardown")
 
 
@@ -48,6 +74,7 @@ class RunRecord:
     closed: float | None = None
     verdict: str | None = None
     verdict_note: str | None = None
+    weights_at_end: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,7 @@ runs = sa.Table(
     sa.Column("closed", sa.Double),
     sa.Column("verdict", sa.String(16)),
     sa.Column("verdict_note", sa.Text),
+    sa.Column("weights_at_end", sa.JSON),
 )
 
 attempts = sa.Table(

@@ -27,6 +27,8 @@ from pennypod.ledger.records import (
     QuarantineRecord,
     RunRecord,
     StageRecord,
+    WeightsAtEnd,
+    WeightsState,
 )
 from pennypod.ledger.upgrade import bring_up_to_date
 from pennypod.model.ids import Lease
@@ -217,6 +219,13 @@ class Ledger:
                 return False
             _update_run(tx, run, outcome=outcome.value, reason=reason, closed=at)
             return True
+
+    def record_weights_at_end(self, run: str, end: WeightsAtEnd) -> None:
+        """Keep what became of the run's newest checkpoint. The first word stays, unless it was that it is lost."""
+        with self._transaction() as tx:
+            known = _run(tx, run, lock=True).weights_at_end
+            if known is None or known.get("state") == WeightsState.LOST:
+                _update_run(tx, run, weights_at_end=end.as_document())
 
     def set_verdict(self, run: str, verdict: str, note: str) -> None:
         """Record whether the result is used: "adopt" or "skip"."""

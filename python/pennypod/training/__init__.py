@@ -6,7 +6,7 @@ go. One session streams frames from onpod/watch_log.py; when it breaks, another 
 
 from pennypod.training.frames import SESSION, Frame, look
 from pennypod.training.launching import Launched, launch, would_launch
-from pennypod.training.log import Epoch, parse_epoch
+from pennypod.training.log import Epoch, last_epoch, parse_epoch
 from pennypod.training.watching import TrainingResult, WatchPlan, watch
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "Launched",
     "TrainingResult",
     "WatchPlan",
+    "last_epoch",
     "launch",
     "look",
     "parse_epoch",

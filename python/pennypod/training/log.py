@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import re
 from collections import deque
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from typing import BinaryIO
 
 TAIL_LINES = 20
+TAIL_BYTES = 262144  # enough to find the last epoch in
 PROOF_BYTES = 4096  # watch_log.py compares as many
 
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
@@ -84,6 +86,18 @@ class Tally:
         return (*self.lines, partial)[-TAIL_LINES:] if partial else tuple(self.lines)
 
 
+def last_epoch(path: Path) -> int | None:
+    """The last epoch that the log at `path` speaks of; None when it speaks of none or is not there."""
+    tally = Tally()
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
+            tally.feed(file.read(TAIL_BYTES) + b"\n")
+    except OSError:
+        return None
+    return tally.epoch.number if tally.epoch is not None else None
+
+
 class LocalLog:
     """The copy of train.log that is here even when the pod is not.
 
@@ -105,7 +119,7 @@ class LocalLog:
             self._file = self.path.open("ab", buffering=0)
             self.position = self.path.stat().st_size
             with self.path.open("rb") as file:
-                start = file.seek(max(0, self.position - 262144))
+                start = file.seek(max(0, self.position - TAIL_BYTES))
                 end = file.read(self.position - start)
         except OSError as exc:
             self._fail(exc)

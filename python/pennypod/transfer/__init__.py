@@ -1,11 +1,12 @@
 """Trees to the pod, files back home, both verified by hash and resumed after a broken line. Floor 1: knows `ssh`."""
 
-from pennypod.transfer.fetch import Fetched, fetch, fetch_tree
+from pennypod.transfer.fetch import BUSY, Fetched, fetch, fetch_tree
 from pennypod.transfer.plan import DEFAULT_EXCLUDES, UploadPlan, plan_upload
 from pennypod.transfer.session import Progress
 from pennypod.transfer.upload import Preview, UploadResult, preview, upload
 
 __all__ = [
+    "BUSY",
     "DEFAULT_EXCLUDES",
     "Fetched",
     "Preview",

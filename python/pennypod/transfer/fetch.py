@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 CHUNK = 1 << 18
 MAX_STRIKES = 5  # broken lines in a row without a single new byte
 MAX_ROUNDS = 4  # readings of a file that keeps changing
+BUSY = "busy"  # details["reason"] when another process is at it
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +153,8 @@ def _locked(part: Path, local_path: Path) -> Iterator[BinaryIO]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as exc:
-            raise TransferError(f"another process is fetching {local_path} now", path=str(local_path)) from exc
+            busy = f"another process is fetching {local_path} now"
+            raise TransferError(busy, path=str(local_path), reason=BUSY) from exc
         try:
             yield file
         except BaseException as exc:
