@@ -28,8 +28,9 @@ PUBLIC_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJ0oxLPVh6nQ9xVU1h0Wl9M1s3JzYk
 
 
 class Simulator:
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, pid: int = 0) -> None:
         self.url = url
+        self.pid = pid
         self._session = requests.Session()
 
     def get(self, page: str) -> Any:
@@ -83,7 +84,7 @@ def simulator(*options: str) -> Iterator[Simulator]:
     process = subprocess.Popen(command, stdout=subprocess.PIPE, env=env, text=True)
     try:
         assert process.stdout is not None
-        yield Simulator(json.loads(process.stdout.readline())["url"])
+        yield Simulator(json.loads(process.stdout.readline())["url"], process.pid)
     finally:
         process.terminate()
         process.wait(10)

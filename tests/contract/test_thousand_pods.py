@@ -84,10 +84,8 @@ def inventory(source: str, env: dict[str, str]) -> Any:
 
 def all_listed(env: dict[str, str]) -> None:
     """The bare calls: every provider that the inventory asks, by the same clients, and nothing made of the answers."""
-    settings = load_settings(env)
-    assert (
-        len([pod for pod in list_pods(all_providers(settings, env)) if pod.name.startswith("pennypod-many")]) == COUNT
-    )
+    listed = list_pods(all_providers(load_settings(env), env))
+    assert len([pod for pod in listed if pod.name.startswith("pennypod-many")]) == COUNT
 
 
 def billing(env: dict[str, str]) -> int:
