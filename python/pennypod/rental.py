@@ -39,6 +39,10 @@ from pennypod.providers.base import AttachesKeys, Provider
 QUARANTINE_S = 24 * 3600.0
 """A machine that failed the gate is left alone for a day; hosts do get repaired."""
 
+RATE_LIMIT_PATIENCE_S = 180.0
+"""For how long in all one offer is waited for while its provider says "too many calls"."""
+_FIRST_RATE_PAUSE_S, _LONGEST_RATE_PAUSE_S = 2.0, 30.0
+
 Report = Callable[..., None]
 """`Events.emit`: stage, text, numbers."""
 
@@ -144,7 +148,7 @@ class Rental:
         self._clear_leftovers(request.run, report)
         tried = len(self._ledger.attempts(request.run))
         rungs: list[dict[str, Any]] = []
-        for number, offer in enumerate(request.offers[: request.max_attempts], start=tried + 1):
+        for offer in request.offers[: request.max_attempts]:
             self._ledger.raise_if_fenced(request.run, request.controller)
             try:
                 self._refuse_beyond_limits(request, offer, first=not (tried or rungs))
@@ -152,9 +156,8 @@ class Rental:
                 rungs.append({"offer": offer.offer_id, "machine_id": offer.machine_id, **exc.as_failure()})
                 report("rent", f"{_describe(offer)}: {exc}")
                 continue
-            before_create()
             try:
-                return self._try_offer(request, offer, number, login, report)
+                return self._try_until_heard(request, offer, login, report, before_create)
             except (AuthError, FundsError, FencedError, UnprovenError):
                 raise
             except (ProviderError, NotReadyError, GateError, SshError) as exc:
@@ -235,6 +238,35 @@ class Rental:
         if not accepted or address != _address_of(attempt):
             self._ledger.record_ready(attempt.id, address, self._clock.now())
         return Tenancy(self._attempt(attempt), pod, address, created=False, gate=gate)
+
+    def _try_until_heard(
+        self, request: RentRequest, offer: Offer, login: Login, report: Report, before_create: Callable[[], None]
+    ) -> Tenancy:
+        """Try an offer, again while its provider refuses the create for too many calls: that made nothing.
+
+        Each try is an attempt with a name of its own. Raises RateLimitedError when waiting would take too long.
+        """
+        asked, pause = self._clock.now(), _FIRST_RATE_PAUSE_S
+        while True:
+            before_create()
+            number = 1 + max((attempt.attempt for attempt in self._ledger.attempts(request.run)), default=0)
+            try:
+                return self._try_offer(request, offer, number, login, report)
+            except RateLimitedError as exc:
+                last = self._ledger.attempts(request.run)[-1]
+                resumed = self._clock.now() + max(exc.retry_after_s, pause)
+                expected_s = request.terms.get(offer.offer_id, Terms()).expected_s
+                too_late = resumed > asked + RATE_LIMIT_PATIENCE_S or resumed + expected_s > request.deadline
+                if last.state is not AttemptState.NEVER or too_late:
+                    raise
+                report("rent", f"{exc}; asking again in {resumed - self._clock.now():.0f} s")
+                pause = min(2 * pause, _LONGEST_RATE_PAUSE_S)
+                self._sleep_unless_fenced(request, resumed)
+
+    def _sleep_unless_fenced(self, request: RentRequest, until: float) -> None:
+        while (left := until - self._clock.now()) > 0:
+            self._ledger.raise_if_fenced(request.run, request.controller)
+            self._clock.sleep(min(left, 5.0))
 
     def _try_offer(self, request: RentRequest, offer: Offer, number: int, login: Login, report: Report) -> Tenancy:
         provider = self._providers[offer.provider]

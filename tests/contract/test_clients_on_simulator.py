@@ -222,9 +222,6 @@ def test_a_create_that_failed_without_effect_is_settled_before_the_next_rung(
         ("vast", {"fault": "vanished_offer", "status": 410}, "offer_gone"),
         ("vast", {"fault": "no_capacity"}, None),
         ("runpod", {"fault": "no_capacity"}, "no_capacity"),
-        ("vast", {"fault": "rate_limited"}, "rate_limited"),
-        ("vast", {"fault": "rate_limited", "retry_after": 9}, "rate_limited"),
-        ("runpod", {"fault": "rate_limited", "retry_after": 9}, "rate_limited"),
     ],
 )
 def test_a_refused_create_goes_to_the_next_rung(
@@ -235,6 +232,34 @@ def test_a_refused_create_goes_to_the_next_rung(
     if outcome:
         assert world.outcomes()[0] == outcome
     assert len(world.simulator.ever()) == 1
+    gone_for_good(world)
+
+
+@BOTH
+@pytest.mark.parametrize("told", [{}, {"retry_after": 9}], ids=["no-time-told", "retry-after"])
+def test_a_create_refused_for_too_many_calls_waits_and_takes_the_same_offer(
+    world: RentingWorld, provider: str, told: dict[str, Any]
+) -> None:
+    world.simulator.fault(f"{provider}.create", "rate_limited", nth=[1, 2], **told)
+    offers, before = world.offers(provider), world.clock.now()
+    tenancy = world.rent(offers)
+    assert tenancy.attempt.machine_id == offers[0].machine_id
+    assert world.outcomes() == ["rate_limited", "rate_limited", None]
+    assert world.clock.now() - before >= 2 * told.get("retry_after", 1)
+    assert len({attempt.lease_name for attempt in world.attempts}) == 3
+    assert len(world.simulator.ever()) == 1
+    gone_for_good(world)
+
+
+@pytest.mark.parametrize(("provider", "other"), [("vast", "runpod"), ("runpod", "vast")])
+def test_a_provider_that_wants_hours_of_quiet_makes_room_for_the_other(
+    world: RentingWorld, provider: str, other: str
+) -> None:
+    world.simulator.fault(f"{provider}.create", "rate_limited", retry_after=7200)
+    tenancy = world.rent([*world.offers(provider)[:2], *world.offers(other)[:1]])
+    assert tenancy.attempt.provider == other
+    assert world.outcomes() == ["rate_limited", "rate_limited", None]
+    assert world.simulator.creates() == 2, "it is not asked again before its time"
     gone_for_good(world)
 
 

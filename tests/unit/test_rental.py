@@ -17,6 +17,7 @@ from pennypod.errors import (
     LadderExhaustedError,
     NoCapacityError,
     OfferGoneError,
+    RateLimitedError,
     SshError,
     TransientError,
     UnprovenError,
@@ -25,7 +26,7 @@ from pennypod.ledger import AttemptState, Ledger, RunRecord, open_ledger
 from pennypod.model.ids import parse_lease
 from pennypod.model.offer import Offer
 from pennypod.model.pod import PodState, SshAddress
-from pennypod.rental import Rental, RentRequest, Tenancy, Terms
+from pennypod.rental import RATE_LIMIT_PATIENCE_S, Rental, RentRequest, Tenancy, Terms
 from pennypod.settings import Settings
 
 RUN = "demo-1201-abcde"
@@ -113,6 +114,43 @@ def test_a_refused_create_leaves_no_pod_and_the_next_offer_is_tried(
     world.provider.rent_faults = [fault]
     assert world.rent().attempt.machine_id == "machine-2"
     assert world.states() == [AttemptState.NEVER, AttemptState.READY]
+
+
+def test_too_many_calls_cost_a_wait_and_no_rung(world: World) -> None:
+    world.provider.rent_faults = [RateLimitedError("too many calls", 7.0), RateLimitedError("too many calls", 1.0)]
+    before = world.clock.now()
+    tenancy = world.rent()
+    assert (tenancy.attempt.machine_id, tenancy.attempt.attempt) == ("machine-1", 3)
+    assert world.clock.now() - before == pytest.approx(7 + 4)  # as long as asked, and at least twice the pause before
+    assert world.states() == [AttemptState.NEVER, AttemptState.NEVER, AttemptState.READY]
+    assert len({attempt.lease_name for attempt in world.ledger.attempts(RUN)}) == 3
+    assert world.guard_calls == 3
+
+
+def test_a_provider_that_asks_for_a_long_wait_loses_the_rung(world: World) -> None:
+    world.provider.rent_faults = [RateLimitedError("come back tomorrow", 36_000.0)]
+    before = world.clock.now()
+    assert world.rent().attempt.machine_id == "machine-2"
+    assert world.clock.now() == before
+    assert world.ledger.attempts(RUN)[0].outcome == "rate_limited"
+
+
+def test_the_wait_for_one_offer_has_an_end(world: World) -> None:
+    world.provider.rent_faults = [RateLimitedError("too many calls", 1.0) for _ in range(1000)]
+    before = world.clock.now()
+    with pytest.raises(LadderExhaustedError) as caught:
+        world.rent(offers=2)
+    assert [rung["code"] for rung in caught.value.details["attempts"]] == ["rate_limited", "rate_limited"]
+    assert world.clock.now() - before <= 2 * RATE_LIMIT_PATIENCE_S
+    assert world.provider.created == []
+
+
+def test_whoever_waits_for_a_provider_hears_that_the_run_was_taken_away(world: World) -> None:
+    world.provider.rent_faults = [RateLimitedError("too many calls", 60.0)]
+    world.clock.on_sleep = lambda: world.ledger.fence(RUN, "the guard is here") and None
+    with pytest.raises(FencedError):
+        world.rent()
+    assert world.provider.created == []
 
 
 def test_a_wrong_key_ends_the_ladder_at_once(world: World) -> None:
