@@ -31,12 +31,12 @@ def no_auto_tmux() -> str:
 
 def let_in(public_key: str) -> str:
     """The run's key may log in from the first second."""
-    key = shlex.quote(public_key.strip())
     return script(
         [
+            f"k={shlex.quote(public_key.strip())} f=~/.ssh/authorized_keys",
             "mkdir -p ~/.ssh && chmod 700 ~/.ssh",
-            f"grep -qxF {key} ~/.ssh/authorized_keys 2>/dev/null || printf '%s\\n' {key} >> ~/.ssh/authorized_keys",
-            "chmod 600 ~/.ssh/authorized_keys",
+            'grep -qxF "$k" $f 2>/dev/null || printf \'%s\\n\' "$k" >> $f',
+            "chmod 600 $f",
         ]
     )
 

@@ -198,9 +198,24 @@ def test_an_instances_own_key_acts_on_that_instance_only(call: Caller) -> None:
     assert call("PUT", f"/api/v0/asks/{call.offer()}/", body, headers=headers).status_code == 403
     assert call("DELETE", f"/api/v0/instances/{other}/", {}, headers=headers).status_code == 404
     number = mine["new_contract"]
+    assert call("PUT", f"/api/v0/instances/{number}/", {"label": "another"}, headers=headers).status_code == 403
+    assert call("GET", f"/api/v0/instances/{number}/ssh/", headers=headers).status_code == 403
+    stopped = call("PUT", f"/api/v0/instances/{number}/", {"state": "stopped"}, headers=headers)
+    assert stopped.json() == {"success": True}
     assert call("DELETE", f"/api/v0/instances/{number}/", {}, headers=headers).json() == {"success": True}
     after = call("DELETE", f"/api/v0/instances/{number}/", {}, headers=headers)
     assert after.json()["error"] == "auth_error", "the key dies with its instance"
+
+
+def test_a_fault_may_be_for_the_pods_own_key_alone(call: Caller) -> None:
+    """How it is rehearsed that a pod's key may not delete, which is unproven at RunPod."""
+    mine = call.ok("PUT", f"/api/v0/asks/{call.offer()}/", {"image": "an/image:1", "disk": 20})
+    place = f"/api/v0/instances/{mine['new_contract']}/"
+    call.ok("POST", "/_sim/faults", {"endpoint": "vast.destroy", "fault": "forbidden", "where": {"key": "pod"}})
+    own = {"Authorization": f"Bearer {mine['instance_api_key']}"}
+    assert call("DELETE", place, {}, headers=own).status_code == 403
+    assert call("PUT", place, {"state": "stopped"}, headers=own).status_code == 200
+    assert call("DELETE", place, {}).status_code == 200
 
 
 def test_vast_logs_are_ready_a_little_later_and_need_no_key(call: Caller) -> None:

@@ -57,8 +57,23 @@ class Offer:
 
 
 @dataclass(frozen=True, slots=True)
+class FuseTerms:
+    """When a pod's fuse fires, next to the deadline itself: whole seconds, counted from the start of the pod.
+
+    `seconds_left` to the deadline by our clock, since a pod's may be wrong. `lease_s` after the last renewal; 0 means
+    that nobody renews and only the deadline counts.
+    """
+
+    seconds_left: int
+    lease_s: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Order:
-    """What is asked of a provider in one create call. `name` is the lease; `public_key` the run's own SSH key."""
+    """What is asked of a provider in one create call. `name` is the lease; `public_key` the run's own SSH key.
+
+    `fuse` puts a fuse on the pod that ends it when nobody else does (`pennypod.fuse`).
+    """
 
     name: str
     image: str
@@ -66,3 +81,4 @@ class Order:
     public_key: str
     deadline: int
     env: dict[str, str] = field(default_factory=dict)
+    fuse: FuseTerms | None = None

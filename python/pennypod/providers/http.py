@@ -146,6 +146,11 @@ class Http:
     def __repr__(self) -> str:
         return f"<Http {self._name} {self._base}>"
 
+    @property
+    def url(self) -> str:
+        """The API's base address."""
+        return self._base
+
     # --- calls that may be repeated -----------------------------------------------------------------------------------
 
     def request(

@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-from pennypod import gpus, startup
+from pennypod import fuse, gpus, startup
 from pennypod.clock import Clock, SystemClock
 from pennypod.errors import (
     AmbiguousError,
@@ -123,7 +123,7 @@ class RunpodProvider:
 
     def rent(self, offer: Offer, order: Order) -> str:
         """Create a pod for the lease in `order.name`. One request, never repeated."""
-        body = create_body(offer, order)
+        body = create_body(offer, order, self._http.url)
         reply = self._http.create("POST", "/v2/pods", body=body)
         if reply.ok:
             made = reply.fields.get("id")
@@ -264,7 +264,7 @@ def catalogue_query(need: Need, cloud: str) -> dict[str, str]:
     return query
 
 
-def create_body(offer: Offer, order: Order) -> dict[str, Any]:
+def create_body(offer: Offer, order: Order, api_url: str = DEFAULT_URL) -> dict[str, Any]:
     """The create call's body. Raises InvalidError for what RunPod would refuse."""
     if parse_lease(order.name) is None:
         raise InvalidError(f"{order.name!r} is not a lease of ours: nothing was rented")
@@ -294,18 +294,40 @@ def create_body(offer: Offer, order: Order) -> dict[str, Any]:
         body["gpu"]["minCudaVersion"] = max((str(floor) for floor in floors), key=_cuda_parts)
     if offer.details.get("data_centers"):
         body["dataCenterIds"] = list(offer.details["data_centers"])
-    command = start_command(order, image)
+    command = start_command(order, image, api_url)
     if command:
         body["args"] = command
     return body
 
 
-def start_command(order: Order, image: str) -> str:  # noqa: ARG001
+def start_command(order: Order, image: str, api_url: str = DEFAULT_URL) -> str:
     """What the pod runs in place of its image's own command; "" for an image that does alone what is needed."""
     parts: list[str] = []
+    if order.fuse is not None:
+        parts.append(fuse.part(order.fuse, order.deadline, ending(api_url)))
     if not parts and image.startswith("runpod/"):
         return ""
     return startup.words("bash", "-c", startup.script([*parts, _START_SSHD]))
+
+
+def ending(api_url: str) -> fuse.Ending:
+    """What the key that a pod is given may do is documented for that pod only, and deleting is not proven.
+
+    So both APIs are asked to delete it, then both to stop it; a stopped pod keeps no GPU and no container disk.
+    """
+    path, pod = "/v2/pods/@ID", '(input:{podId:"@ID"})'
+    return fuse.Ending(
+        ends=(
+            ("DELETE", path, {}),
+            ("POST", "/graphql", {"query": f"mutation{{podTerminate{pod}}}"}),
+            ("POST", f"{path}/action", {"action": "stop"}),
+            ("POST", "/graphql", {"query": f"mutation{{podStop{pod}{{id}}}}"}),
+        ),
+        url=api_url,
+        url_variable=URL_VARIABLE,
+        id_variable="RUNPOD_POD_ID",
+        key_variable="RUNPOD_API_KEY",
+    )
 
 
 def _disk(disk_gb: float) -> int:

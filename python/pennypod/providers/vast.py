@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from pennypod import gpus, startup, vastquery
+from pennypod import fuse, gpus, startup, vastquery
 from pennypod.clock import Clock, SystemClock
 from pennypod.errors import (
     AmbiguousError,
@@ -133,7 +133,7 @@ class VastProvider:
 
     def rent(self, offer: Offer, order: Order) -> str:
         """Rent an offer for the lease in `order.name`. One request, never repeated."""
-        body = create_body(offer, order)
+        body = create_body(offer, order, self._http.url)
         end = offer.details.get("end_date")
         if isinstance(end, (int, float)) and end < order.deadline:
             raise OfferGoneError(f"vast: offer {offer.offer_id} ends before the run's deadline")
@@ -385,7 +385,7 @@ def search_body(need: Need) -> dict[str, Any] | None:
     }
 
 
-def create_body(offer: Offer, order: Order) -> dict[str, Any]:
+def create_body(offer: Offer, order: Order, api_url: str = DEFAULT_URL) -> dict[str, Any]:
     """The create call's body. Raises InvalidError or NoCapacityError for what Vast would refuse or charge in vain."""
     if parse_lease(order.name) is None or len(order.name) > _MAX_LABEL:
         raise InvalidError(f"{order.name!r} is not a lease of ours: nothing was rented")
@@ -400,9 +400,12 @@ def create_body(offer: Offer, order: Order) -> dict[str, Any]:
             raise InvalidError(f"the environment variable {name} is more than one line: nothing was rented")
     if sum(len(name) + len(value) for name, value in order.env.items()) > _MAX_ENV:
         raise InvalidError("the environment variables are too long for Vast: nothing was rented")
-    onstart = onstart_script(order)
+    onstart = onstart_script(order, api_url)
     if len(onstart) > _MAX_ONSTART:
-        raise InvalidError("the start script is too long for Vast (a very long key?): nothing was rented")
+        raise InvalidError(
+            f"the start script has {len(onstart)} characters, Vast takes {_MAX_ONSTART}:"
+            " shorten pod_env; nothing was rented"
+        )
     return {
         "client_id": "me",
         "image": image,
@@ -417,10 +420,23 @@ def create_body(offer: Offer, order: Order) -> dict[str, Any]:
     }
 
 
-def onstart_script(order: Order) -> str:
+def onstart_script(order: Order, api_url: str = DEFAULT_URL) -> str:
     """What the instance runs at every start."""
-    return startup.script(
-        [startup.no_auto_tmux(), startup.let_in(order.public_key), startup.environment(order.env)],
+    parts = [startup.no_auto_tmux(), startup.let_in(order.public_key), startup.environment(order.env)]
+    if order.fuse is not None:
+        parts.insert(0, fuse.part(order.fuse, order.deadline, ending(api_url)))
+    return startup.script(parts)
+
+
+def ending(api_url: str) -> fuse.Ending:
+    """The key that an instance is given can start, stop and destroy that instance, and nothing else."""
+    path = "/api/v0/instances/@ID/"
+    return fuse.Ending(
+        ends=(("DELETE", path, {}), ("PUT", path, {"state": "stopped"})),
+        url=api_url,
+        url_variable=URL_VARIABLE,
+        id_variable="CONTAINER_ID",
+        key_variable="CONTAINER_API_KEY",
     )
 
 

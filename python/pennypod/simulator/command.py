@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
+_LOOPBACK = ("127.0.0.1", "localhost")
 _MARKET_PARTS = frozenset(("seed", "vast", "runpod", "accounts", "boot", "options"))
 
 
@@ -101,15 +102,19 @@ def run(
         raise InputError(f"the market file has no part {', '.join(unknown)}: use {', '.join(sorted(_MARKET_PARTS))}")
     clock = VirtualClock(speed)
     backend: Ghosts | Containers = Ghosts()
+    reach = ""
     if pods == "container":
         backend = Containers(load_settings(), os.environ, image=image, speed=lambda: clock.speed)
         backend.prepare(lambda text: click.echo(text, err=True))
+        reach = backend.host_address()
     boot = Boot(loading_s=3.0) if pods == "container" else Boot(loading_s=20.0)
     world = World(clock, backend, seed=seed, market=market, faults=faults, boot=boot)
     try:
-        simulator = Simulator(world, host=host, port=port)
+        simulator = Simulator(world, host=host, port=port, also=[reach] if reach and host in _LOOPBACK else [])
     except OSError as exc:
         raise InputError(f"cannot listen on {host}:{port}: {exc.strerror}") from exc
+    if isinstance(backend, Containers):
+        backend.api_url = f"http://{reach if reach and host in (*_LOOPBACK, '0.0.0.0') else host}:{simulator.port}"  # noqa: S104
     ended = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: ended.set())

@@ -129,7 +129,8 @@ class Dispatcher:
         wait = self._spacing(endpoint, key)
         if wait:
             return Outcome(endpoint, api.too_frequent(wait))
-        rules = self._world.faults.meet(endpoint, api.facts(endpoint, match, request))
+        facts = {**api.facts(endpoint, match, request), "key": "account" if identity.pod is None else "pod"}
+        rules = self._world.faults.meet(endpoint, facts)
         call = Call(request, endpoint, match, identity, rules)
         outcome = Outcome(endpoint, Reply(200), [rule.fault for rule in rules])
         early = next((rule for rule in rules if rule.fault in _BEFORE), None)

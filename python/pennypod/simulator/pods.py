@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -96,6 +97,8 @@ class Containers:
         self._made: dict[str, _Made] = {}
         self._lock = threading.Lock()
         self._closed = False
+        self.api_url = ""
+        """Where containers reach the simulator's API; told to them, since no real provider's address would do."""
         self._mark = f"{os.getpid()}-{_started(os.getpid())}"
 
     @property
@@ -112,6 +115,10 @@ class Containers:
             mark = str(row["labels"].get(LABEL) or "")
             if not _is_alive(mark):
                 self.engine.remove_container(row["id"])
+
+    def host_address(self) -> str:
+        """The address at which containers find this host, "" where the engine's network has none that is ours."""
+        return "" if self.engine.rootless else gateway(self.engine)
 
     def _host(self) -> HostSettings:
         return read_host_settings(self._environ)
@@ -217,8 +224,10 @@ class Containers:
                 "VAST_TCP_PORT_22": str(port),
                 "PUBLIC_IPADDR": "127.0.0.1",
                 "SSH_PUBLIC_KEY": pod.keys[0]["public_key"] if pod.keys else "",
+                "VAST_URL": self.api_url,
             }
         return {
+            "RUNPOD_API_BASE_URL": self.api_url,
             "RUNPOD_POD_ID": pod.id,
             "RUNPOD_API_KEY": pod.api_key,
             "RUNPOD_POD_HOSTNAME": f"{pod.id}-64411eb2",
@@ -314,6 +323,21 @@ class Containers:
                 if not rows and not any(entry.lock.locked() for entry in self._made.values()):
                     return
             time.sleep(0.5)
+
+
+def gateway(engine: Engine) -> str:
+    """The address of the engine's default bridge, "" when it tells none. Podman and Docker lay it out differently."""
+    done = engine.call("network", "inspect", "podman" if engine.kind == "podman" else "bridge")
+    try:
+        network = json.loads(done.stdout)[0]
+        if "subnets" in network:
+            return str(network["subnets"][0]["gateway"])
+        if "IPAM" in network:
+            return str(network["IPAM"]["Config"][0]["Gateway"])
+        (plugin,) = [item for item in network["plugins"] if item.get("type") == "bridge"]  # Podman 3, with CNI
+        return str(plugin["ipam"]["ranges"][0][0]["gateway"])
+    except (ValueError, LookupError, TypeError):
+        return ""
 
 
 def _has_sshd(pod: Pod) -> bool:

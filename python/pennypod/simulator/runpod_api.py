@@ -242,6 +242,7 @@ class RunpodApi:
 
     def update(self, call: Call) -> Reply:
         """PATCH: the container is made anew with what changed."""
+        self._whole_account(call)
         pod = self._need(call)
         body = self._body(call, schema.UPDATE)
         pod.name = body.get("name", pod.name)

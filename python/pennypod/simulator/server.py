@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -22,12 +22,17 @@ from pennypod.simulator.wire import Reply, Request
 
 TICK_S = 0.25
 MAX_BODY = 4 * 1024 * 1024
+_IP_FREEBIND = 15  # linux/in.h; Python names it from 3.14 on
 
 
 class Simulator:
-    """One world behind one port. `start` returns at once; `stop` ends it and its pods."""
+    """One world behind one port. `start` returns at once; `stop` ends it and its pods.
 
-    def __init__(self, world: World, *, host: str = "127.0.0.1", port: int = 0) -> None:
+    `also` are more addresses of this machine to listen on with the same port, such as the one at which containers find
+    their host. It may be one that the machine has only later.
+    """
+
+    def __init__(self, world: World, *, host: str = "127.0.0.1", port: int = 0, also: Iterable[str] = ()) -> None:
         self.world = world
         self.control = ControlApi(world)
         vast, runpod = Dispatcher(world, VastApi(world)), Dispatcher(world, RunpodApi(world))
@@ -39,23 +44,24 @@ class Simulator:
             ("/v2/", runpod.handle),
             ("/v1", runpod.handle),
         )
-        self._server = _Server((host, port), _Handler)
-        self._server.simulator = self
+        self._servers = [_Server((host, port), _Handler)]
+        self._servers += [_Server((address, self.port), _Handler) for address in also]
+        for server in self._servers:
+            server.simulator = self
         self._stopping = threading.Event()
-        self._threads = [
-            threading.Thread(
-                target=self._server.serve_forever, kwargs={"poll_interval": 0.1}, name="http", daemon=True
-            ),
-            threading.Thread(target=self._tick, name="clock", daemon=True),
+        self._threads = [threading.Thread(target=self._tick, name="clock", daemon=True)]
+        self._threads += [
+            threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1}, name="http", daemon=True)
+            for server in self._servers
         ]
 
     @property
     def port(self) -> int:
-        return int(self._server.server_address[1])
+        return int(self._servers[0].server_address[1])
 
     @property
     def url(self) -> str:
-        return f"http://{self._server.server_address[0]!s}:{self.port}"
+        return f"http://{self._servers[0].server_address[0]!s}:{self.port}"
 
     def start(self) -> None:
         for thread in self._threads:
@@ -63,8 +69,9 @@ class Simulator:
 
     def stop(self) -> None:
         self._stopping.set()
-        self._server.shutdown()
-        self._server.server_close()
+        for server in self._servers:
+            server.shutdown()
+            server.server_close()
         for thread in self._threads:
             thread.join(timeout=5)
 
@@ -118,6 +125,8 @@ class _Server(ThreadingHTTPServer):
 
 def socketserver_bind(server: _Server) -> None:
     server.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    # An engine's bridge appears with its first container, after us.
+    server.socket.setsockopt(socket.SOL_IP, _IP_FREEBIND, 1)
     server.socket.bind(server.server_address)
     server.server_address = server.socket.getsockname()
     server.server_name, server.server_port = str(server.server_address[0]), int(server.server_address[1])

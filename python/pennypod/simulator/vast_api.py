@@ -414,6 +414,7 @@ class VastApi:
         """PUT /instances/{id}/: a label, or stop and start."""
         pod, body = self._need(call), _body(call)
         if "label" in body:
+            self._whole_account(call)
             label = str(body["label"] or "")
             if len(label) > _MAX_LABEL:
                 return failure(400, "label_too_long", f"a label has at most {_MAX_LABEL} characters")
@@ -449,6 +450,7 @@ class VastApi:
         return Reply(200, {"success": True})
 
     def reboot(self, call: Call) -> Reply:
+        self._whole_account(call)
         pod = self._need(call)
         if pod.stage is not Stage.RUNNING:
             return failure(200, "invalid_id", f"Instance {pod.id} is not running.")
@@ -456,12 +458,14 @@ class VastApi:
         return Reply(200, {"success": True})
 
     def change_bid(self, call: Call) -> Reply:
+        self._whole_account(call)
         pod = self._need(call)
         if not pod.details.get("is_bid"):
             return failure(400, "invalid_args", "This is an on-demand contract.")
         return Reply(200, {"success": True})
 
     def snapshot(self, call: Call) -> Reply:
+        self._whole_account(call)
         self._need(call)
         return Reply(200, {"success": True, "msg": "Snapshot request accepted."})
 
@@ -469,6 +473,7 @@ class VastApi:
 
     def request_logs(self, call: Call) -> Reply:
         """The answer names a place that needs no key and is not there at once."""
+        self._whole_account(call)
         pod, body = self._need(call), _body(call)
         try:
             tail = int(body.get("tail") or 1000)
@@ -531,6 +536,7 @@ class VastApi:
         return text
 
     def attach_key(self, call: Call) -> Reply:
+        self._whole_account(call)
         pod, text = self._need(call), self._key_text(call)
         if any(key["public_key"] == text for key in pod.keys):
             return failure(200, "duplicate_ssh_key", "SSH key already associated with instance.")
@@ -540,9 +546,11 @@ class VastApi:
         return Reply(200, {"success": True, "msg": "SSH key added to instance.", "key": json.dumps(key)})
 
     def attached_keys(self, call: Call) -> Reply:
+        self._whole_account(call)
         return Reply(200, {"success": True, "ssh_keys": json.dumps(self._need(call).keys)})
 
     def detach_key(self, call: Call) -> Reply:
+        self._whole_account(call)
         pod = self._need(call)
         kept = [key for key in pod.keys if str(key["id"]) != call.match["key"]]
         if len(kept) == len(pod.keys):
@@ -627,7 +635,7 @@ class VastApi:
     # --- who may what -------------------------------------------------------------------------------------------------
 
     def _whole_account(self, call: Call) -> None:
-        """An instance's own key acts on that instance and on nothing else."""
+        """An instance's own key starts, stops, destroys and shows that instance, and does nothing else."""
         if call.identity.pod is not None:
             raise Refusal(failure(403, "auth_error", "This key may only act on its own instance."))
 

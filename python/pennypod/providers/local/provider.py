@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pennypod import startup
+from pennypod import fuse, startup
 from pennypod.errors import AmbiguousError, InvalidError, NoCapacityError, OfferGoneError, TransientError
 from pennypod.model.ids import parse_lease
 from pennypod.model.money import usd_to_micros
@@ -182,7 +182,7 @@ class LocalProvider:
             f"127.0.0.1:{port or ''}:22",
             *run_arguments(host, tree),
         ]
-        return self._create(order.name, [*args, "--entrypoint", "/bin/sh", image, "-c", _start_command()], port)
+        return self._create(order.name, [*args, "--entrypoint", "/bin/sh", image, "-c", _start_command(order)], port)
 
     def _create(self, name: str, args: list[str], port: int) -> str:
         try:
@@ -268,9 +268,13 @@ def local_provider(settings: Settings, environ: Mapping[str, str] | None = None)
     return LocalProvider(settings, os.environ if environ is None else environ)
 
 
-def _start_command() -> str:
+def _start_command(order: Order) -> str:
     """What PID 1 of the container does before it becomes sshd."""
-    return startup.script([f"exec /bin/sh {MOUNT}/start.sh"])
+    parts = [f"exec /bin/sh {MOUNT}/start.sh"]
+    if order.fuse is not None:
+        # There is no API to ask: the container ends with its first process, and whoever lists it removes it.
+        parts.insert(0, fuse.part(order.fuse, order.deadline, fuse.Ending(ends=(("KILL", "1", None),))))
+    return startup.script(parts)
 
 
 def _is_stand_in(has: Hardware, need: Need) -> bool:
