@@ -109,6 +109,24 @@ def test_flags_are_found_by_trying_and_then_remembered(tmp_path: Path) -> None:
     assert runner.count("run") == 2 * tried
 
 
+def test_looking_at_pods_needs_no_engine_that_can_start_any(tmp_path: Path) -> None:
+    """A full disk or a broken runtime must not hide a pod that bills."""
+    runner = FakeRunner(info=fine(PODMAN_INFO), run=bad("Error: no space left on device"), image=bad("no"))
+    found = find_engine({}, tmp_path, runner=runner, which={"podman": "/bin/podman"}.get, to_start=False)
+    assert found.kind == "podman"
+    assert runner.count("run") == 0
+    with pytest.raises(EngineError):
+        find_engine({}, tmp_path, runner=runner, which={"podman": "/bin/podman"}.get)
+
+
+def test_with_two_engines_the_one_that_starts_pods_is_the_one_that_has_them(tmp_path: Path) -> None:
+    answers = {"/bin/podman": bad("Error: cannot"), "/bin/docker": fine()}
+    infos = {"/bin/podman": fine(PODMAN_INFO), "/bin/docker": fine(DOCKER_INFO)}
+    runner = FakeRunner(info=lambda argv: infos[argv[0]], run=lambda argv: answers[argv[0]], image=fine("sha256:abc\n"))
+    which = {"podman": "/bin/podman", "docker": "/bin/docker"}.get
+    assert find_engine({}, tmp_path, runner=runner, which=which, to_start=False).kind == "docker"
+
+
 @pytest.mark.usefixtures("both_runtimes")
 def test_what_was_learned_does_not_outlive_the_boot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runner = FakeRunner(info=fine(PODMAN_INFO), image=fine("sha256:abc\n"), run=fine())
@@ -249,6 +267,13 @@ def test_a_container_that_vanishes_under_the_listing_costs_a_retry() -> None:
     runner = FakeRunner(ps=lambda _argv: answers.pop(0))
     assert len(podman(runner).list_containers()) == 2
     assert runner.count("ps") == 2
+
+
+@pytest.mark.parametrize("stderr", ["Error: container has already been removed", "Error: database is locked"])
+def test_a_listing_that_fails_once_is_asked_for_again_whatever_it_says(stderr: str) -> None:
+    answers = [bad(stderr), bad(stderr), fine(PODMAN_PS)]
+    runner = FakeRunner(ps=lambda _argv: answers.pop(0))
+    assert len(podman(runner).list_containers()) == 2
 
 
 def test_removing_what_is_not_there_is_fine() -> None:

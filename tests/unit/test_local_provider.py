@@ -293,8 +293,8 @@ def test_destroy_is_idempotent(tmp_path: Path) -> None:
     assert len(fake.called("rm")) == 1
 
 
-def test_a_container_without_a_lease_is_left_alone(tmp_path: Path) -> None:
-    fake = FakeEngine([row(name="pennypod-of-somebody")])
+def test_a_container_that_is_not_named_like_ours_is_left_alone(tmp_path: Path) -> None:
+    fake = FakeEngine([row(name="database-of-somebody")])
     with pytest.raises(InvalidError, match="left alone"):
         make(tmp_path, fake).destroy(ID[:12])
     assert not fake.called("rm")

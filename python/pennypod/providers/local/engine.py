@@ -31,6 +31,8 @@ ENGINE_VARIABLE = "PENNYPOD_ENGINE"
 KNOWN_ENGINES = ("podman", "docker")
 QUICK_S = 20.0
 PROBE_S = 30.0
+LISTING_S = 60.0
+LISTING_TRIES = 4
 PROBE_LABEL = "pennypod.probe"
 
 _WHAT_TO_DO = "install podman or start docker, then try again (PENNYPOD_ENGINE=podman|docker|/path picks one)"
@@ -131,21 +133,22 @@ class Engine:
         return done.stdout
 
     def list_containers(self, *filters: str) -> list[dict[str, Any]]:
-        """Containers in every state, by one `ps`. One that vanishes under the listing costs a retry, no error."""
+        """Containers in every state, by one `ps`.
+
+        Asked again when it fails: a container that comes or goes under the listing has many wordings. And asked with
+        patience: saving an image keeps every other command waiting.
+        """
         wanted = [part for text in filters for part in ("--filter", text)]
-        last: TransientError | None = None
-        for attempt in range(4):
-            if attempt:
-                time.sleep(0.1 * attempt)
-            done = self.call(
-                "ps", "--all", "--no-trunc", *wanted, "--format", "json" if self.kind == "podman" else "{{json .}}"
-            )
+        ask = ("ps", "--all", "--no-trunc", *wanted, "--format", "json" if self.kind == "podman" else "{{json .}}")
+        done = self.call(*ask, timeout_s=LISTING_S)
+        for attempt in range(1, LISTING_TRIES):
             if done.rc == 0:
-                return parse_ps(done.stdout)
-            last = TransientError(f"{self.kind} ps failed: {error_line(done.stderr)}", command="ps", rc=done.rc)
-            if not is_vanished(done.stderr):
                 break
-        raise last or TransientError(f"{self.kind} ps failed")
+            time.sleep(0.1 * attempt)
+            done = self.call(*ask, timeout_s=LISTING_S)
+        if done.rc == 0:
+            return parse_ps(done.stdout)
+        raise TransientError(f"{self.kind} ps failed: {error_line(done.stderr)}", command="ps", rc=done.rc)
 
     def image_id(self, reference: str) -> str | None:
         """The id of a local image, None when the engine has none of that name."""
@@ -257,11 +260,18 @@ def find_engine(
     runner: Runner = run_command,
     which: Callable[[str], str | None] = shutil.which,
     on_progress: Callable[[str], None] | None = None,
+    to_start: bool = True,
 ) -> Engine:
-    """The engine that answers and starts containers here. Raises EngineError with one line that says what to do."""
+    """The engine that answers and starts containers here. Raises EngineError with one line that says what to do.
+
+    Without `to_start` it is only to list and end containers: where there is one engine to choose from, it is not asked
+    to start any, so that a full disk or a broken runtime hides no pod.
+    """
     wanted = environ.get(ENGINE_VARIABLE, "").strip()
+    candidates = [wanted] if wanted else list(KNOWN_ENGINES)
+    no_choice = len([name for name in candidates if which(name) is not None]) == 1
     refused: list[str] = []
-    for candidate in [wanted] if wanted else KNOWN_ENGINES:
+    for candidate in candidates:
         path = which(candidate)
         if path is None:
             refused.append(f"{candidate}: not installed")
@@ -272,6 +282,8 @@ def find_engine(
             return cached
         try:
             engine = describe_engine(path, runner)
+            if no_choice and not to_start:
+                return engine
             engine = with_flags(engine, probe_flags(engine, on_progress=on_progress))
         except PennypodError as exc:
             refused.append(f"{candidate}: {exc.message}")

@@ -19,7 +19,7 @@ from typing import Any
 
 from pennypod import fuse, startup
 from pennypod.errors import AmbiguousError, InvalidError, NoCapacityError, OfferGoneError, TransientError
-from pennypod.model.ids import parse_lease
+from pennypod.model.ids import PREFIX, parse_lease
 from pennypod.model.money import usd_to_micros
 from pennypod.model.offer import Need, Offer, Order
 from pennypod.model.pod import Pod, PodState, SshAddress
@@ -59,6 +59,7 @@ class LocalProvider:
         self._cache = settings.cache_dir / "local"
         self._environ = dict(environ)
         self._engine = engine
+        self._looker: Engine | None = None
         self._found: Hardware | None = None
 
     @property
@@ -78,9 +79,19 @@ class LocalProvider:
 
     @property
     def engine(self) -> Engine:
+        """To start containers with."""
         if self._engine is None:
             self._engine = find_engine(self._environ, self._cache)
         return self._engine
+
+    @property
+    def looker(self) -> Engine:
+        """To look at containers and to end them with: needs no proof that any can be started."""
+        if self._engine is not None:
+            return self._engine
+        if self._looker is None:
+            self._looker = find_engine(self._environ, self._cache, to_start=False)
+        return self._looker
 
     # --- offers -------------------------------------------------------------------------------------------------------
 
@@ -215,7 +226,7 @@ class LocalProvider:
     # --- what exists --------------------------------------------------------------------------------------------------
 
     def pods(self) -> list[Pod]:
-        return [_pod(row) for row in self.engine.list_containers(f"label={LABEL}") if _is_pod(row)]
+        return [_pod(row) for row in self.looker.list_containers(f"label={LABEL}") if _is_pod(row)]
 
     def pod(self, pod_id: str) -> Pod | None:
         row = self._row(pod_id)
@@ -223,7 +234,7 @@ class LocalProvider:
             return None
         pod = _pod(row)
         if pod.state in (PodState.FAILED, PodState.STOPPED):
-            logs = self.engine.call("logs", "--tail", "5", row["id"])
+            logs = self.looker.call("logs", "--tail", "5", row["id"])
             lines = (logs.stdout + logs.stderr).strip().splitlines()[-5:]
             pod = replace(pod, progress=lines[-1] if lines else "", details=pod.details | {"log": lines})
         return pod
@@ -231,7 +242,7 @@ class LocalProvider:
     def _row(self, pod_id: str) -> dict[str, Any] | None:
         if not re.fullmatch(r"[0-9a-f]{12,64}", pod_id):
             raise InvalidError(f"{pod_id!r} is not the id of a local pod")
-        rows = self.engine.list_containers(f"label={LABEL}", f"id={pod_id}")
+        rows = self.looker.list_containers(f"label={LABEL}", f"id={pod_id}")
         return next((row for row in rows if row["id"].startswith(pod_id) and _is_pod(row)), None)
 
     def host_keys(self, pod_id: str) -> list[str]:
@@ -240,7 +251,7 @@ class LocalProvider:
         for attempt in range(25):
             if attempt:
                 time.sleep(0.2)
-            done = self.engine.call("exec", pod_id, "cat", _HOST_KEY)
+            done = self.looker.call("exec", pod_id, "cat", _HOST_KEY)
             if done.rc == 0 and done.stdout.startswith("ssh-"):
                 return [" ".join(done.stdout.split()[:2])]
             last = error_line(done.stderr)
@@ -254,13 +265,13 @@ class LocalProvider:
     # --- the end ------------------------------------------------------------------------------------------------------
 
     def destroy(self, pod_id: str) -> None:
-        """Kill and delete. Only a container with our label and a lease in its name is ever touched."""
+        """Kill and delete. Only a container with our label and our prefix to its name is ever touched."""
         row = self._row(pod_id)
         if row is None:
             return
-        if parse_lease(row["name"]) is None:
-            raise InvalidError(f"container {row['name']} carries no lease of ours and is left alone", pod_id=pod_id)
-        self.engine.remove_container(row["id"])
+        if not str(row["name"]).startswith(PREFIX):
+            raise InvalidError(f"container {row['name']} is not named like ours and is left alone", pod_id=pod_id)
+        self.looker.remove_container(row["id"])
 
 
 def local_provider(settings: Settings, environ: Mapping[str, str] | None = None) -> LocalProvider:
