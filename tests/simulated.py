@@ -44,6 +44,9 @@ class Simulator:
     def fault(self, endpoint: str, fault: str, **options: Any) -> None:
         self.post("faults", {"endpoint": endpoint, "fault": fault, **options})
 
+    def clear_faults(self) -> None:
+        self._session.delete(f"{self.url}/_sim/faults", timeout=10).raise_for_status()
+
     def live(self) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = self.get("pods")["live"]
         return found

@@ -15,6 +15,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 from pennypod import __version__
@@ -26,6 +27,7 @@ from pennypod.providers.base import Provider
 from pennypod.providers.local.provider import LocalProvider
 from pennypod.providers.registry import LOCAL, PROVIDERS, configured, open_provider
 from pennypod.providers.servertime import told_time
+from pennypod.sentinel import last_look
 from pennypod.settings import Settings
 
 OK, WARN, FAIL = "ok", "warn", "fail"
@@ -35,6 +37,7 @@ SSH_TOOLS = ("ssh", "ssh-keygen", "tar")
 DISK_FAIL_BYTES, DISK_WARN_BYTES = 200_000_000, 2_000_000_000
 SKEW_WARN_S, SKEW_FAIL_S = 5.0, 120.0
 BALANCE_WARN_MICROS = 1_000_000
+SENTINEL_WARN_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +84,7 @@ class Doctor:
         yield self.state_folder()
         yield self.disk()
         yield self.ledger()
+        yield self.sentinel()
         yield from self.ssh_tools()
         yield self.container_engine()
         for name, entry in PROVIDERS.items():
@@ -161,6 +165,26 @@ class Doctor:
             names = ", ".join(attempt.lease_name for attempt in late)
             return Finding("ledger", WARN, f"past their deadline and not proven gone: {names}", "pennypod sweep")
         return Finding("ledger", OK, f"opens; {len(pending)} pods may be billing")
+
+    def sentinel(self) -> Finding:
+        """Ring 2: who ends a pod past its deadline when everything else here has died."""
+        beat = last_look(self._settings)
+        advice = "let cron or systemd look: ansible-playbook playbooks/control_node.yml; by hand: pennypod sweep"
+        if beat is None and configured(self._environ) == (LOCAL,):
+            return Finding("sentinel", OK, "not needed: no provider's key is set")
+        if beat is None:
+            return Finding("sentinel", WARN, "no sentinel has looked for overdue pods from here yet", advice)
+        ago_s = max(0.0, self._clock.now() - beat.at)
+        seen = f"looked {ago_s / 60:.0f} min ago"
+        if ago_s > SENTINEL_WARN_S:
+            since = datetime.fromtimestamp(beat.at, UTC)
+            return Finding("sentinel", WARN, f"no sentinel has looked since {since:%Y-%m-%d %H:%M} UTC", advice)
+        if not beat.complete:
+            missed = ", ".join(
+                [*beat.not_listed, *([f"{beat.unproven} pods not proven gone"] if beat.unproven else [])]
+            )
+            return Finding("sentinel", WARN, f"{seen}, in vain at: {missed}", "pennypod sweep says why")
+        return Finding("sentinel", OK, seen)
 
     def ssh_tools(self) -> Iterator[Finding]:
         """What talks to pods."""

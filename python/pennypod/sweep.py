@@ -1,25 +1,27 @@
 """Ring 2: ends what has outlived the deadline in its own name. Floor 2: providers and ledger are passed in.
 
 Needs no local state: any machine with the provider's key can sweep, with an empty ledger. Where the ledger does know
-the pod, the end is recorded there. Only pods whose name is a lease of ours are ever touched.
+the pod, the end is recorded there. Only pods whose name begins with our prefix are ever touched: one whose lease cannot
+be read (renamed by hand, cut short, written by another version) is ended when its provider has shown no change of it
+for hours.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pennypod.clock import Clock
-from pennypod.errors import FencedError, InputError, PennypodError, ProviderError
+from pennypod.errors import InputError, PennypodError
 from pennypod.escrow import Escrow
 from pennypod.ledger import AttemptRecord, AttemptState, Ledger, Outcome
-from pennypod.model.ids import Lease, parse_lease
+from pennypod.model.ids import PREFIX, Lease, parse_lease
 from pennypod.model.money import cost_micros, micros_to_usd
-from pennypod.model.pod import Pod
+from pennypod.model.pod import Pod, PodState
 from pennypod.providers.base import Provider
-from pennypod.rental import Rental, ours
+from pennypod.rental import Rental
 from pennypod.report import write_results
 
 DEADLINE_PASSED = "the deadline passed"
@@ -27,19 +29,32 @@ WOULD_DESTROY = "would destroy"
 DESTROYED = "destroyed"
 NEVER_EXISTED = "never existed"
 UNPROVEN = "not proven gone"
+UNREADABLE_AFTER_S = 4 * 3600
 
 Report = Callable[..., None]
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Something whose end is due: a listed pod, an attempt of the ledger, or both for the same lease."""
+    """Something whose end may be due: a listed pod, an attempt of the ledger, or both for the same lease.
+
+    `name` is the pod's own; `lease` is None when nobody can read one in it.
+    """
 
     provider: str
-    lease: Lease
+    name: str
+    lease: Lease | None
     pod: Pod | None
     attempt: AttemptRecord | None
     reason: str = ""
+
+    @property
+    def run(self) -> str | None:
+        return None if self.lease is None else self.lease.run
+
+    @property
+    def deadline(self) -> int | None:
+        return None if self.lease is None else self.lease.deadline
 
     @property
     def pod_id(self) -> str | None:
@@ -60,9 +75,9 @@ class Swept:
         return {
             "provider": target.provider,
             "pod_id": target.pod_id,
-            "pod_name": target.lease.name,
-            "run": target.lease.run,
-            "deadline": target.lease.deadline,
+            "pod_name": target.name,
+            "run": target.run,
+            "deadline": target.deadline,
             "reason": target.reason,
             "action": self.action,
             "cost_usd": self.usd,
@@ -79,44 +94,74 @@ class Survey:
     unlisted: dict[str, str] = field(default_factory=dict)
 
 
-def survey(providers: Mapping[str, Provider], ledger: Ledger, judged_at: float) -> Survey:
-    """Judge every deadline as of `judged_at`. A provider that cannot be listed is told, and hides no other one."""
+def survey(
+    providers: Mapping[str, Provider],
+    ledger: Ledger,
+    judged_at: float,
+    *,
+    unreadable_after_s: float = UNREADABLE_AFTER_S,
+    runs: Collection[str] = (),
+) -> Survey:
+    """Judge every deadline as of `judged_at`. A provider that cannot be listed is told, and hides no other one.
+
+    With `runs`, everything else is left out of the survey.
+    """
     found = Survey()
-    seen: set[str] = set()
+    pending = ledger.pending_attempts()
+    targets = []
     for name, provider in providers.items():
         try:
-            listed = ours(provider.pods())
+            listed = [_listed_target(name, pod, ledger, pending) for pod in provider.pods()]
         except PennypodError as exc:
             found.unlisted[name] = str(exc)
-            continue
-        for pod, lease in listed:
-            seen.add(lease.name)
-            _judge(found, Target(name, lease, pod, _attempt_of(lease, ledger)), judged_at)
-    for attempt in ledger.pending_attempts():
-        lease_on_record = parse_lease(attempt.lease_name)
-        if lease_on_record is None or attempt.lease_name in seen or attempt.provider in found.unlisted:
-            continue
-        if attempt.provider in providers:
-            _judge(found, Target(attempt.provider, lease_on_record, None, attempt), judged_at)
+        except Exception as exc:  # noqa: BLE001 - a fault of ours in one client must not hide another's pods
+            found.unlisted[name] = f"a fault in pennypod: {type(exc).__name__}: {exc}"
         else:
-            found.unlisted[attempt.provider] = "it is not configured here, and the ledger has an unproven pod of it"
+            targets += [target for target in listed if target is not None]
+    seen = {target.name if target.attempt is None else target.attempt.lease_name for target in targets}
+    targets += [
+        Target(attempt.provider, attempt.lease_name, parse_lease(attempt.lease_name), None, attempt)
+        for attempt in pending
+        if attempt.lease_name not in seen and attempt.provider not in found.unlisted
+    ]
+    for target in targets:
+        if runs and target.run not in runs:
+            continue
+        if target.provider not in providers:
+            found.unlisted[target.provider] = "it is not configured here, and the ledger has an unproven pod of it"
+            continue
+        reason = _why_due(target, judged_at, unreadable_after_s)
+        if reason is None:
+            found.kept.append(target)
+        else:
+            found.due.append(replace(target, reason=reason))
     return found
 
 
-def _judge(found: Survey, target: Target, judged_at: float) -> None:
-    reason = _why_due(target, judged_at)
-    if reason is None:
-        found.kept.append(target)
-    else:
-        found.due.append(replace(target, reason=reason))
+def _listed_target(provider: str, pod: Pod, ledger: Ledger, pending: Collection[AttemptRecord]) -> Target | None:
+    """A listed pod with what the ledger knows of it; None for somebody else's."""
+    if not pod.name.startswith(PREFIX):
+        return None
+    lease = parse_lease(pod.name)
+    if lease is not None:
+        return Target(provider, pod.name, lease, pod, _attempt_of(lease, ledger))
+    # Renamed since, perhaps: our own record knows it by its id, and under which lease it was rented.
+    known = next((a for a in pending if (a.provider, a.pod_id) == (provider, pod.pod_id)), None)
+    return Target(provider, pod.name, None if known is None else parse_lease(known.lease_name), pod, known)
 
 
 def _attempt_of(lease: Lease, ledger: Ledger) -> AttemptRecord | None:
     return next((attempt for attempt in ledger.attempts(lease.run) if attempt.lease_name == lease.name), None)
 
 
-def _why_due(target: Target, judged_at: float) -> str | None:
+def _attempt_now(target: Target, ledger: Ledger) -> AttemptRecord | None:
+    return None if target.lease is None else _attempt_of(target.lease, ledger)
+
+
+def _why_due(target: Target, judged_at: float, unreadable_after_s: float) -> str | None:
     attempt = target.attempt
+    if target.lease is None:
+        return _why_unreadable_is_due(target.pod, judged_at, unreadable_after_s)
     if judged_at > target.lease.deadline:
         return DEADLINE_PASSED
     if attempt is not None and attempt.state is AttemptState.DESTROYING:
@@ -124,6 +169,18 @@ def _why_due(target: Target, judged_at: float) -> str | None:
     if attempt is not None and attempt.final:
         return "the ledger says that it is over, yet it is listed"
     return None
+
+
+def _why_unreadable_is_due(pod: Pod | None, judged_at: float, after_s: float) -> str | None:
+    if pod is None:
+        return None
+    changed = max(pod.created, pod.changed)
+    if changed <= 0:
+        # Only a pod that is still being made may lack every date.
+        return None if pod.state is PodState.STARTING else "no lease can be read in its name, and it shows no age"
+    if judged_at - changed <= after_s:
+        return None
+    return f"no lease can be read in its name, and nothing has changed for {(judged_at - changed) / 3600:.1f} h"
 
 
 def sweep(
@@ -151,13 +208,16 @@ def sweep(
             continue
         try:
             existed = _end(target, rental, providers[target.provider], ledger, report, patience_s)
-            if target.reason == DEADLINE_PASSED:
-                _close(target.lease.run, ledger, clock.now())
+            if target.reason == DEADLINE_PASSED and target.run is not None:
+                _close(target.run, ledger, clock.now())
         except PennypodError as exc:
             swept.append(Swept(target, UNPROVEN, _cost(target, clock.now()), str(exc)))
+        except Exception as exc:  # noqa: BLE001 - the next pod must not bill on for a fault of ours with this one
+            why = f"{target.name} is not proven gone, by a fault in pennypod: {type(exc).__name__}: {exc}"
+            swept.append(Swept(target, UNPROVEN, _cost(target, clock.now()), why))
         else:
             action = DESTROYED if existed else NEVER_EXISTED
-            ended = replace(target, attempt=_attempt_of(target.lease, ledger))
+            ended = replace(target, attempt=_attempt_now(target, ledger))
             swept.append(Swept(ended, action, _cost(ended, clock.now()) if existed else 0.0))
     return swept
 
@@ -177,17 +237,16 @@ def _ask_all(
     ours_to_save: dict[int, Target] = {}
     for target in found.due:
         attempt, pod = target.attempt, target.pod
-        if attempt is not None and not attempt.final:
+        if attempt is None or attempt.final:
+            _ask(target, providers)
+            continue
+        ours_to_save[attempt.id] = target
+        with contextlib.suppress(PennypodError):  # a ledger that cannot be written to must not keep a pod alive
             if target.reason == DEADLINE_PASSED:
                 # Whoever still works on the run must not rent again: its time is over.
                 ledger.fence(attempt.run, target.reason)
             if pod is not None and attempt.pod_id is None:
-                with contextlib.suppress(FencedError):  # its renter has just written the id itself
-                    ledger.record_pod(attempt.id, pod.pod_id, now)
-        if attempt is not None and not attempt.final:
-            ours_to_save[attempt.id] = target
-        else:
-            _ask(target, providers)
+                ledger.record_pod(attempt.id, pod.pod_id, now)
     attempts = [target.attempt for target in ours_to_save.values() if target.attempt is not None]
     for released in release(attempts):
         _ask(ours_to_save[released.id], providers)
@@ -195,13 +254,13 @@ def _ask_all(
 
 def _ask(target: Target, providers: Mapping[str, Provider]) -> None:
     if target.pod is not None:
-        with contextlib.suppress(ProviderError):  # asked again, and told, where it is waited for
+        with contextlib.suppress(PennypodError):  # asked again, and told, where it is waited for
             providers[target.provider].destroy(target.pod.pod_id)
 
 
 def _end(target: Target, rental: Rental, provider: Provider, ledger: Ledger, report: Report, patience_s: float) -> bool:
     """Destroy and prove it. Returns whether there was a pod at all."""
-    attempt, pod, name = _attempt_of(target.lease, ledger), target.pod, target.lease.name
+    attempt, pod = _attempt_now(target, ledger), target.pod
     existed = pod is not None
     if attempt is not None and not attempt.final:
         receipt = rental.destroy(
@@ -212,6 +271,8 @@ def _end(target: Target, rental: Rental, provider: Provider, ledger: Ledger, rep
             return existed
     if pod is not None:
         # No attempt of ours is open for it: the ledger is another one, or was wrong about this pod.
+        # A name without a lease need not be unique: another pod of that name must not count as this one.
+        name = target.name if target.lease is not None else pod.pod_id
         rental.prove_gone(provider, pod.pod_id, name, patience_s=patience_s)
     return existed
 

@@ -18,6 +18,7 @@ ELSEWHERE = {
     "make test": "this very run",
     "ansible <run> -m ansible.builtin.ping": "test_billing_view.py, on a pod that is up",
     "pennypod ssh <run> --print": "test_billing_view.py, on a pod that is up",
+    "pennypod sentinel --interval 5m": "tests/contract/test_ring_two.py, where it ends no other test's pods",
     "make setup": "the first step of make test",
     "ansible-playbook playbooks/resume.yml -e run=<run>": "test_resume.py",
     "pennypod simulate --pods container --port 8400 &": "tests/contract/test_train_on_simulator.py",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from pennypod.errors import TransientError
 from pennypod.ledger import ArtifactRecord, Ledger, Outcome, RunRecord, open_ledger
 from pennypod.model.ids import Lease
 from pennypod.model.pod import Pod, PodState
+from pennypod.sentinel import only_one
 from pennypod.settings import Settings
 from pennypod.ssh import make_key_pair, trust_host_keys
 
@@ -101,6 +103,8 @@ def test_version(world: World) -> None:
         ("ledger", "--since", "tomorrowish"),
         ("sweep", "--now", "2h"),
         ("sweep", "--now", "+"),
+        ("sweep", "--unreadable-after", "0s"),
+        ("sentinel", "--interval", "soon"),
         ("report",),
         ("sample-data", "audio", "x"),
     ],
@@ -445,3 +449,39 @@ def test_the_console_script_is_this_command() -> None:
     (script,) = entry_points(group="console_scripts", name="pennypod")
     loaded: Any = script.load()
     assert loaded is main
+
+
+def test_a_pod_whose_name_cannot_be_read_is_listed_by_a_dry_run_as_a_sweep_would_end_it(world: World) -> None:
+    world.rented()
+    (pod,) = world.provider.live.values()
+    world.provider.live["pod-7"] = replace(pod, pod_id="pod-7", name="pennypod-demo", created=NOON - 5 * 3600)
+    world.provider.live["pod-8"] = replace(pod, pod_id="pod-8", name="database", created=NOON - 5 * 3600)
+    assert "2 within their time, 1 of them with a name" in world.call("sweep", "--unreadable-after", "6h").stdout
+    dry = json.loads(world.call("sweep", "--dry-run", "--json").stdout)
+    assert [(item["pod_name"], item["run"], item["deadline"]) for item in dry["pods"]] == [
+        ("pennypod-demo", None, None)
+    ]
+    result = world.call("sweep")
+    assert (result.exit_code, "unreadable" in result.stdout) == (0, True)
+    assert sorted(world.provider.live) == ["pod-1", "pod-8"]
+
+
+# --- sentinel ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_sentinel_that_looks_once_sweeps_and_says_one_line(world: World) -> None:
+    world.rented()
+    world.clock.time += 7200
+    result = world.call("sentinel", "--once")
+    assert result.exit_code == 0
+    (line,) = result.stdout.splitlines()
+    assert "1 due, 1 destroyed" in line
+    assert world.provider.live == {}
+    world.provider.list_faults = [TransientError("HTTP 500")]
+    assert world.call("sentinel", "--once").exit_code == 3
+
+
+def test_a_second_sentinel_is_refused(world: World) -> None:
+    with only_one(world.settings):
+        result = world.call("sentinel", "--once")
+    assert (result.exit_code, "another sentinel" in result.stderr) == (1, True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import json
 import stat
@@ -21,6 +22,7 @@ from pennypod.errors import AuthError, EngineError, PennypodError, TransientErro
 from pennypod.ledger import RunRecord, open_ledger
 from pennypod.model.ids import Lease
 from pennypod.providers.servertime import told_time
+from pennypod.sentinel import look
 from pennypod.settings import Settings
 
 CANARY = "canary-key-0123456789"
@@ -60,6 +62,12 @@ class World:
         doctor = Doctor(self.settings, environ, self.clock, **(healthy | outside))
         return {finding.name: finding for finding in doctor.findings()}
 
+    def looked(self, provider: FakeProvider | None = None) -> None:
+        """A sentinel has looked just now."""
+        providers: Any = {"fake": provider or FakeProvider(self.clock)}
+        with contextlib.closing(open_ledger(self.settings)) as ledger:
+            look(providers, lambda: ledger, self.settings, self.clock)
+
     def server_time(self, behind_us: float) -> Any:
         def told(url: str) -> float:
             self.asked.append(url)
@@ -74,6 +82,7 @@ def world(tmp_path: Path) -> World:
 
 
 def test_a_healthy_machine_has_nothing_to_do(world: World) -> None:
+    world.looked()
     found = world.findings(WITH_KEY)
     assert {finding.level for finding in found.values()} == {OK}
     assert [finding.advice for finding in found.values() if finding.advice] == []
@@ -83,6 +92,27 @@ def test_a_healthy_machine_has_nothing_to_do(world: World) -> None:
     assert world.asked == ["https://vast.example"]
     assert stat.S_IMODE(world.settings.home.stat().st_mode) == 0o700
     assert sorted(path.name for path in world.settings.home.glob(".doctor*")) == []
+
+
+def test_a_machine_on_which_no_sentinel_looks_is_told(world: World) -> None:
+    assert world.findings()["sentinel"].level == OK, "local pods alone cost nothing"
+    found = world.findings(WITH_KEY)["sentinel"]
+    assert (found.level, "yet" in found.seen) == (WARN, True)
+    assert "control_node.yml" in found.advice
+    world.looked()
+    world.clock.time += 1200
+    assert world.findings(WITH_KEY)["sentinel"] == Finding("sentinel", OK, "looked 20 min ago")
+    world.clock.time += 3 * 3600
+    late = world.findings()["sentinel"]
+    assert (late.level, late.seen) == (WARN, "no sentinel has looked since 2025-12-01 14:40 UTC")
+
+
+def test_a_sentinel_that_looks_in_vain_is_told(world: World) -> None:
+    provider = FakeProvider(world.clock)
+    provider.list_faults = [TransientError("no")]
+    world.looked(provider)
+    found = world.findings()["sentinel"]
+    assert (found.level, found.seen) == (WARN, "looked 0 min ago, in vain at: fake")
 
 
 def missing(_name: str) -> str:
@@ -106,6 +136,7 @@ def no_engine(*_args: object) -> str:
     ],
 )
 def test_an_ill_machine_is_told_what_to_do(world: World, name: str, level: str, outside: dict[str, Any]) -> None:
+    world.looked()
     found = world.findings(WITH_KEY, **outside)
     assert found[name].level == level
     assert found[name].advice

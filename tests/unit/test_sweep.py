@@ -66,8 +66,8 @@ class World:
             self.pod(lease.name, pod_id)
         return attempt.id
 
-    def look(self, ahead_s: float = 0) -> Survey:
-        return survey(self.providers, self.ledger, self.clock.now() + ahead_s)
+    def look(self, ahead_s: float = 0, runs: tuple[str, ...] = ()) -> Survey:
+        return survey(self.providers, self.ledger, self.clock.now() + ahead_s, runs=runs)
 
     def sweep(self, *, dry_run: bool = False, ahead_s: float = 0) -> list[Swept]:
         return sweep(
@@ -112,8 +112,8 @@ def test_an_overdue_pod_of_this_ledger_gets_a_receipt_and_its_run_is_fenced_and_
 
 def test_the_deadline_second_itself_is_still_in_time(world: World) -> None:
     world.pod(world.lease(in_s=100).name)
-    assert [t.lease.run for t in world.look(ahead_s=100).kept] == [RUN]
-    assert [t.lease.run for t in world.look(ahead_s=100.5).due] == [RUN]
+    assert [t.run for t in world.look(ahead_s=100).kept] == [RUN]
+    assert [t.run for t in world.look(ahead_s=100.5).due] == [RUN]
 
 
 def test_now_judges_as_of_another_time(world: World) -> None:
@@ -123,22 +123,91 @@ def test_now_judges_as_of_another_time(world: World) -> None:
     assert [s.action for s in world.sweep(ahead_s=3601)] == [DESTROYED]
 
 
-@given(st.text(max_size=60))
-def test_no_name_but_a_lease_of_ours_is_ever_touched(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
+@given(st.text(max_size=60).filter(lambda text: not text.startswith("pennypod-")))
+def test_no_name_without_our_prefix_is_ever_touched(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
     world = World(tmp_path_factory.mktemp("sweep"))
     name = world.lease().name
-    for number, foreign in enumerate((text, "pennypod-" + text, name + text + "-", "x" + name, name.upper())):
+    for number, foreign in enumerate((text, "x" + name, " " + name, name.upper(), "pennypod")):
         world.pod(foreign, f"foreign-{number}")
     world.pod(name, "ours")
     assert [s.target.pod_id for s in world.sweep(ahead_s=10**12)] == ["ours"]
     assert len(world.provider.live) == 5
 
 
+@given(st.text(max_size=60))
+def test_a_name_of_ours_without_a_lease_ends_after_four_hours_without_a_change(
+    tmp_path_factory: pytest.TempPathFactory, text: str
+) -> None:
+    world = World(tmp_path_factory.mktemp("sweep"))
+    for number, cut in enumerate(("pennypod-" + text, world.lease().name[:-2], world.lease().name + text + "-")):
+        world.pod(cut, f"cut-{number}")  # made an hour ago
+    assert [target.lease for target in world.look(ahead_s=3 * 3600).kept] == [None] * 3
+    assert [swept.action for swept in world.sweep(dry_run=True, ahead_s=3 * 3600 + 1)] == [WOULD_DESTROY] * 3
+    swept = world.sweep(ahead_s=3 * 3600 + 1)
+    assert {(item.action, item.target.deadline) for item in swept} == {(DESTROYED, None)}
+    assert world.provider.live == {}
+
+
+def test_a_change_that_the_provider_shows_makes_an_unreadable_pod_younger(world: World) -> None:
+    pod_id = world.pod("pennypod-what-is-this")
+    world.provider.live[pod_id] = replace(world.provider.live[pod_id], changed=world.start - 600)
+    assert world.look(ahead_s=4 * 3600 - 600).due == []
+    (target,) = world.look(ahead_s=4 * 3600 - 599).due
+    assert "no lease can be read" in target.reason
+
+
+def test_an_unreadable_pod_without_any_date_is_spared_only_while_it_is_made(world: World) -> None:
+    pod_id = world.pod("pennypod-what-is-this")
+    fresh = world.provider.live[pod_id] = replace(world.provider.live[pod_id], created=0.0, state=PodState.STARTING)
+    assert world.look().due == []
+    world.provider.live[pod_id] = replace(fresh, state=PodState.RUNNING)
+    assert len(world.look().due) == 1
+
+
+def test_a_pod_renamed_by_hand_keeps_the_deadline_that_the_ledger_knows(world: World) -> None:
+    world.rented(in_s=8 * 3600)
+    (pod,) = world.provider.live.values()
+    world.provider.live[pod.pod_id] = replace(pod, name="pennypod-mine")
+    assert world.sweep(ahead_s=7 * 3600) == []
+    (swept,) = world.sweep(ahead_s=8 * 3600 + 1)
+    assert (swept.action, swept.target.run) == (DESTROYED, RUN)
+    assert world.state() is AttemptState.GONE
+
+
+def test_two_unreadable_pods_of_one_name_are_judged_one_by_one(world: World) -> None:
+    world.pod("pennypod-twin", "old")
+    young = world.pod("pennypod-twin", "young")
+    world.provider.live[young] = replace(world.provider.live[young], created=world.start)
+    (swept,) = world.sweep(ahead_s=3 * 3600 + 1)
+    assert (swept.action, swept.target.pod_id) == (DESTROYED, "old")
+    assert list(world.provider.live) == ["young"]
+
+
+def test_a_sweep_of_one_run_leaves_every_other_one(world: World) -> None:
+    world.pod(world.lease(OTHER).name, "pod-8")
+    world.pod("pennypod-what-is-this", "pod-9")
+    world.rented()
+    assert [target.run for target in world.look(runs=(RUN,)).due] == [RUN]
+    assert world.look(runs=(RUN,)).kept == []
+
+
+def test_a_fault_in_one_client_hides_no_other_ones_pods(world: World) -> None:
+    class Broken(FakeProvider):
+        def pods(self) -> list[Pod]:
+            raise KeyError("id")
+
+    world.pod(world.lease().name)
+    world.providers = {"broken": Broken(world.clock, "broken"), **world.providers}
+    found = world.look()
+    assert len(found.due) == 1
+    assert "a fault in pennypod: KeyError" in found.unlisted["broken"]
+
+
 def test_a_dry_run_looks_and_judges_and_destroys_nothing(world: World) -> None:
     world.rented()
     world.pod(world.lease(OTHER).name, "pod-9")
     before = (dict(world.provider.live), world.ledger.attempts(RUN), world.ledger.run(RUN))
-    assert {(s.target.lease.run, s.action) for s in world.sweep(dry_run=True)} == {
+    assert {(s.target.run, s.action) for s in world.sweep(dry_run=True)} == {
         (RUN, WOULD_DESTROY),
         (OTHER, WOULD_DESTROY),
     }
@@ -214,7 +283,7 @@ def test_a_pod_that_will_not_go_stays_on_the_books_and_the_next_is_still_swept(w
             stubborn(pod_id)
 
     world.provider.destroy = destroy  # type: ignore[method-assign]
-    actions = {s.target.lease.run: (s.action, bool(s.error)) for s in world.sweep()}
+    actions = {s.target.run: (s.action, bool(s.error)) for s in world.sweep()}
     assert actions == {RUN: (UNPROVEN, True), OTHER: (DESTROYED, False)}
     assert world.state() is AttemptState.DESTROYING
     assert world.ledger.run(RUN).closed is None
@@ -228,7 +297,7 @@ def test_a_listing_that_fails_is_told_and_hides_no_other_provider(world: World) 
     world.provider.list_faults = [TransientError("HTTP 500")] * 99
     found = world.look()
     assert found.unlisted == {"fake": "HTTP 500"}
-    assert [(t.provider, t.lease.run) for t in found.due] == [("other", OTHER)]
+    assert [(t.provider, t.run) for t in found.due] == [("other", OTHER)]
 
 
 def test_an_unproven_pod_at_a_provider_that_is_not_configured_is_told(world: World) -> None:

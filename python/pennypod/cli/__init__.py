@@ -15,7 +15,7 @@ from pennypod.cli.ledger import ledger
 from pennypod.cli.offers import offers
 from pennypod.cli.runs import report, ssh
 from pennypod.cli.sample_data import sample_data
-from pennypod.cli.sweep import sweep
+from pennypod.cli.sweep import sentinel, sweep
 from pennypod.errors import PennypodError, UnprovenError
 from pennypod.simulator.command import simulate
 
@@ -70,5 +70,5 @@ def main() -> None:
     """
 
 
-for command in (doctor, ledger, offers, report, sample_data, simulate, ssh, sweep):
+for command in (doctor, ledger, offers, report, sample_data, sentinel, simulate, ssh, sweep):
     main.add_command(command)

@@ -19,6 +19,14 @@ def parse_duration(text: str) -> int | None:
     return sum(int(count) * unit for count, unit in zip(match.groups(default="0"), _UNITS.values(), strict=True))
 
 
+def duration(_ctx: click.Context, _param: click.Parameter, value: str) -> int:
+    """`5m`: a length of time in seconds, more than none."""
+    seconds = parse_duration(value)
+    if not seconds:
+        raise click.BadParameter(f"{value!r} is no length of time: write 90s, 30m, 4h or 1d12h")
+    return seconds
+
+
 def ahead(_ctx: click.Context, _param: click.Parameter, value: str) -> int:
     """`+2h`: seconds from now on."""
     seconds = parse_duration(value[1:]) if value.startswith("+") else None

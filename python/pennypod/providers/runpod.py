@@ -429,6 +429,7 @@ def _pod(row: Mapping[str, Any]) -> Pod:
         name=str(row.get("name") or ""),
         state=state,
         created=_time(row.get("createdAt")),
+        changed=_time(row.get("startedAt")),
         price_micros_per_h=usd_to_micros(max(0.0, _float(row.get("cost")) or 0.0)),
         gpu=gpus.canonical(str(gpu.get("id") or "")),
         gpu_count=int(_float(gpu.get("count")) or 1),
