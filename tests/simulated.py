@@ -102,7 +102,7 @@ class RentingWorld:
         self.simulator = simulator
         self.clock = SimulatedClock(simulator)
         vast = Http("vast", simulator.url, KEYS["vast"], self.clock, pacing=Pacing(SPACING_S))
-        runpod = Http("runpod", simulator.url, KEYS["runpod"], self.clock)
+        runpod = Http("runpod", simulator.url, KEYS["runpod"], self.clock, quiet_s=0.3)
         self.providers: dict[str, Provider] = {
             "vast": VastProvider(vast, self.clock),
             "runpod": RunpodProvider(runpod, self.clock),

@@ -34,7 +34,7 @@ from pennypod.model.ids import Lease, RandomBelow, parse_lease, random_base32
 from pennypod.model.money import cost_micros, format_usd, micros_to_usd
 from pennypod.model.offer import Offer, Order
 from pennypod.model.pod import Pod, PodState, SshAddress
-from pennypod.providers.base import AttachesKeys, Provider
+from pennypod.providers.base import AttachesKeys, Provider, TellsLogs, last_words
 
 QUARANTINE_S = 24 * 3600.0
 """A machine that failed the gate is left alone for a day; hosts do get repaired."""
@@ -290,8 +290,20 @@ class Rental:
         except PennypodError as exc:
             if isinstance(exc, GateError) and not offer.pooled:
                 self._quarantine(offer, exc)
+            if isinstance(exc, (NotReadyError, SshError)):
+                exc.message += self._why(provider, pod_id)
             self.destroy(self._attempt(attempt), outcome=exc.code, reason=str(exc), report=report)
             raise
+
+    def _why(self, provider: Provider, pod_id: str) -> str:
+        """What the pod's own log says of its trouble, asked before the log dies with the pod; "" when nothing does."""
+        if not isinstance(provider, TellsLogs):
+            return ""
+        try:
+            said = last_words(provider.last_lines(pod_id))
+        except PennypodError:
+            return ""
+        return f"; its log says: {said}" if said else ""
 
     def _create(
         self, provider: Provider, offer: Offer, attempt: AttemptRecord, request: RentRequest, lease: Lease

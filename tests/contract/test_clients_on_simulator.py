@@ -314,6 +314,28 @@ def test_a_pod_that_does_not_come_up_makes_room_for_the_next(
     gone_for_good(world)
 
 
+@BOTH
+@pytest.mark.parametrize(
+    ("fault", "said"), [("pull_error", "manifest unknown"), ("restart_loop", "failed to create task for container")]
+)
+def test_the_reason_for_a_lost_rung_is_what_the_pods_log_says(
+    world: RentingWorld, provider: str, fault: str, said: str
+) -> None:
+    world.simulator.fault(f"{provider}.create", fault, nth=1)
+    world.rent(world.offers(provider))
+    assert said in (world.attempts[0].reason or "")
+    gone_for_good(world)
+
+
+@BOTH
+def test_a_log_that_cannot_be_read_keeps_no_pod_alive(world: RentingWorld, provider: str) -> None:
+    world.simulator.fault(f"{provider}.create", "restart_loop", nth=1)
+    world.simulator.fault(f"{provider}.logs", "error", status=500)
+    assert world.rent(world.offers(provider)).attempt.attempt == 2
+    assert "its log says" not in (world.attempts[0].reason or "")
+    gone_for_good(world)
+
+
 def test_a_broken_image_is_noticed_long_before_patience_ends(world: RentingWorld) -> None:
     world.simulator.fault("vast.create", "pull_error", nth=1)
     before = world.clock.now()

@@ -23,7 +23,7 @@ from pennypod.errors import (
 from pennypod.model.ids import Lease
 from pennypod.model.offer import Offer, Order
 from pennypod.model.pod import PodState, SshAddress
-from pennypod.providers.base import AttachesKeys
+from pennypod.providers.base import AttachesKeys, last_words
 from pennypod.providers.http import Http
 from pennypod.providers.runpod import DEFAULT_IMAGE, RunpodProvider, start_command
 from runpod_shapes import CREATE_FIELDS, GPU_FIELDS, NO_CAPACITY, fresh, pod_row, problem
@@ -394,3 +394,55 @@ def test_runpod_needs_no_preparation_and_attaches_no_keys(api: ScriptedApi, runp
     runpod.prepare("image", lambda _text: None)
     assert not isinstance(runpod, AttachesKeys)
     assert (runpod.host_keys(POD), api.asked, runpod.name) == ([], [], "runpod")
+
+
+# --- the log ----------------------------------------------------------------------------------------------------------
+
+LOGS = f"GET /v2/pods/{POD}/logs"
+EVENTS = """\
+id: 2026-06-01T12:02:03Z/000000000001
+data: {"ts":"2026-06-01T12:02:03Z","source":"system","line":"create container an/image"}
+
+: a comment that keeps the line open
+
+id: 2026-06-01T12:02:04Z/000000000002
+data: {"ts":"2026-06-01T12:02:04Z","source":"container","line":"  Error: no   such file %s"}
+
+data: {"ts":"2026-06"""
+
+
+def test_the_log_is_what_the_stream_has_said_when_it_falls_silent(api: ScriptedApi) -> None:
+    clock = FakeClock()
+    runpod = RunpodProvider(Http("runpod", api.url, KEY, clock, quiet_s=0.1), clock)
+    # "half" promises more than it sends, as a stream does.
+    stream = {"Content-Type": "text/event-stream"}
+    api.on(LOGS, Answer(200, EVENTS % KEY, stream, fault="half"))
+    lines = runpod.last_lines(POD, tail=7)
+    assert lines == ["create container an/image", "Error: no such file ***"]
+    assert last_words(lines) == lines[1]
+    (asked,) = api.calls(LOGS)
+    assert (asked.query, asked.headers["accept"]) == ({"tail": "7"}, "text/event-stream")
+
+
+@pytest.mark.parametrize("answer", [Answer(fault="drop"), Answer(after_s=0.4, body=EVENTS), Answer(500), Answer(404)])
+def test_a_log_that_does_not_come_is_a_plain_error_and_is_not_waited_for(api: ScriptedApi, answer: Answer) -> None:
+    clock = FakeClock()
+    runpod = RunpodProvider(Http("runpod", api.url, KEY, clock, quiet_s=0.1), clock)
+    api.on(LOGS, answer)
+    with pytest.raises(ProviderError):
+        runpod.last_lines(POD)
+    assert len(api.calls(LOGS)) == 1
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ([], ""),
+        (["", "  "], ""),
+        (["pulling", "error: no space left", "cleaning up"], "error: no space left"),
+        (["pulling", "done"], "done"),
+        (["x" * 300], "x" * 197 + "..."),
+    ],
+)
+def test_the_last_complaint_is_what_a_log_has_to_say(lines: list[str], words: str) -> None:
+    assert last_words(lines) == words

@@ -552,3 +552,16 @@ def test_a_thousand_ghosts_are_listed_in_seconds(call: Caller) -> None:
         seen, cursor = seen + len(page["pods"]), page["pagination"]["nextCursor"]
     assert seen == 1000
     assert time.monotonic() - began < 6.0
+
+
+def test_runpods_log_is_a_stream_that_stays_open(call: Caller) -> None:
+    made = call.runpod().json()["id"]
+    reply = call("GET", f"/v2/pods/{made}/logs?tail=5", stream=True)
+    assert (reply.headers["Content-Type"], reply.headers["Cache-Control"]) == ("text/event-stream", "no-cache")
+    lines = reply.iter_lines(chunk_size=1)
+    number, data = next(lines), next(lines)
+    event = json.loads(data.removeprefix(b"data: "))
+    assert number.startswith(b"id: " + event["ts"].encode())
+    assert (event["source"], event["line"]) == ("system", "runpod/pytorch:1: ghost pod, no container")
+    reply.close()
+    assert call("GET", f"/v2/pods/{made}/logs?source=nobody").status_code == 400

@@ -5,12 +5,18 @@ Truths that are never mixed: `pods()` and `pod()` say what exists. A failed list
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from pennypod.model.offer import Need, Offer, Order
 from pennypod.model.pod import Pod
+
+_COMPLAINT = re.compile(
+    r"\b(?:errors?|failed|failure|fatal|denied|not found|no such|unsatisfied|unable|cannot|exit status)\b",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,3 +82,19 @@ class AttachesKeys(Protocol):
 
     def attach_key(self, pod_id: str, public_key: str) -> None:
         """Let `public_key` log in. Idempotent, also with a key that is there already."""
+
+
+@runtime_checkable
+class TellsLogs(Protocol):
+    """A provider that can say what a pod and its host wrote last."""
+
+    def last_lines(self, pod_id: str, tail: int = 50) -> list[str]:
+        """The host's lines, then the container's; empty when none come within some seconds. Changes nothing."""
+
+
+def last_words(lines: Sequence[str], limit: int = 200) -> str:
+    """The one line of a log that most likely says why a pod does not come up: the last complaint, else the last one."""
+    said = [" ".join(line.split()) for line in lines if line.strip()]
+    complaints = [line for line in said if _COMPLAINT.search(line)]
+    line = (complaints or said or [""])[-1]
+    return line if len(line) <= limit else line[: limit - 3] + "..."

@@ -15,6 +15,7 @@ import random
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -37,9 +38,13 @@ ATTEMPTS = 5
 RETRY_AFTER_LIMIT_S = 30.0
 """A longer wait than this is the caller's to decide on: it gets RateLimitedError at once."""
 
+LISTEN_QUIET_S, LISTEN_S = 2.0, 10.0
+"""A stream that says nothing for so long is over for us; however much it says, it is left after so long."""
+
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 8.0
 _MAX_BYTES = 64 * 1024 * 1024
+_MAX_HEARD = 256 * 1024
 _TOO_MANY = 429
 # The request never reached the service, or the service says itself that it is passing. 520-527, 530: Cloudflare.
 _TRANSIENT = frozenset({408, 425, 500, 502, 503, 504, *range(520, 528), 530})
@@ -129,6 +134,7 @@ class Http:
         pacing: Pacing | None = None,
         attempts: int = ATTEMPTS,
         retry_after_limit_s: float = RETRY_AFTER_LIMIT_S,
+        quiet_s: float = LISTEN_QUIET_S,
         chance: Callable[[], float] = random.random,
     ) -> None:
         self._name = name
@@ -140,6 +146,7 @@ class Http:
         self._pacing = pacing or Pacing()
         self._attempts = max(1, attempts)
         self._limit = retry_after_limit_s
+        self._quiet_s = quiet_s
         self._chance = chance
         self._paces: dict[str, _Pace] = {}
 
@@ -190,6 +197,18 @@ class Http:
                 raise TransientError(f"{self._what(method, path)}: {reply.status} {self.say(reply)}")
             self._clock.sleep(wait)
         raise AssertionError("unreachable")  # pragma: no cover
+
+    # --- streams ------------------------------------------------------------------------------------------------------
+
+    def listen(self, path: str, *, endpoint: str = "", params: Mapping[str, str] | None = None) -> Reply:
+        """What a stream of events says until it falls silent: it stays open for ever, and what came by then counts.
+
+        Asked once, since its text is nice to have and nobody should wait for it. Raises TransientError.
+        """
+        try:
+            return self._send("GET", path, endpoint, params, None, self._quiet_s, stream=True)
+        except (*_REFUSED, OSError) as exc:
+            raise TransientError(f"{self._what('GET', path)}: {self._fault(exc)}") from None
 
     # --- calls that rent ----------------------------------------------------------------------------------------------
 
@@ -257,7 +276,15 @@ class Http:
     # --- one exchange -------------------------------------------------------------------------------------------------
 
     def _send(
-        self, method: str, path: str, endpoint: str, params: Mapping[str, str] | None, body: Any, limit_s: float
+        self,
+        method: str,
+        path: str,
+        endpoint: str,
+        params: Mapping[str, str] | None,
+        body: Any,
+        limit_s: float,
+        *,
+        stream: bool = False,
     ) -> Reply:
         self._keep_pace(endpoint)
         started = time.monotonic()
@@ -269,7 +296,8 @@ class Http:
             data=None if body is None else json.dumps(body),
             headers={
                 "User-Agent": USER_AGENT,
-                "Accept": "application/json",
+                "Accept": "text/event-stream" if stream else "application/json",
+                **({"Accept-Encoding": "identity"} if stream else {}),
                 **({} if body is None else {"Content-Type": "application/json"}),
             },
             auth=self._auth,
@@ -278,7 +306,7 @@ class Http:
             stream=True,
         )
         try:
-            text = _read(response, started + limit_s)
+            text = _overhear(response, started + LISTEN_S) if stream else _read(response, started + limit_s)
         finally:
             response.close()
         if response.is_redirect or 300 <= response.status_code < 400:
@@ -365,6 +393,17 @@ def _read(response: requests.Response, end: float, limit_bytes: int = _MAX_BYTES
         if time.monotonic() > end:
             raise requests.Timeout("the answer took too long")
     return b"".join(pieces).decode("utf-8", "replace")
+
+
+def _overhear(response: requests.Response, end: float) -> str:
+    """What a stream has said when it breaks off or falls silent, byte by byte so that nothing read is lost."""
+    heard = bytearray()
+    with suppress(requests.RequestException, HTTPError, OSError):
+        for piece in response.iter_content(1):
+            heard += piece
+            if len(heard) >= _MAX_HEARD or time.monotonic() > end:
+                break
+    return heard.decode("utf-8", "replace")
 
 
 def _json(text: str) -> Any:

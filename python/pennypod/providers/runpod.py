@@ -7,6 +7,7 @@ A pod says RUNNING long before anybody can log in: `ssh.direct` is what tells.
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -196,6 +197,13 @@ class RunpodProvider:
     def host_keys(self, pod_id: str) -> list[str]:  # noqa: ARG002
         """None: RunPod does not tell them, so the first one that is met is kept."""
         return []
+
+    def last_lines(self, pod_id: str, tail: int = 50) -> list[str]:
+        """The newest lines of the pod's log, host and container, as a stream of events tells them."""
+        reply = self._http.listen(f"/v2/pods/{_id(pod_id)}/logs", params={"tail": str(tail)})
+        if not reply.ok:
+            raise self._error(reply, "the logs")
+        return [self._http.clean(line) for line in _event_lines(reply.text)]
 
     def balance_micros(self) -> int | None:
         """Money left, by GraphQL, the only place that tells. None once that API is gone, as announced."""
@@ -451,6 +459,18 @@ def _address(row: Mapping[str, Any]) -> SshAddress | None:
     if not host or not isinstance(port, int) or isinstance(port, bool) or not 0 < port < 65536:
         return None
     return SshAddress(host, port, str(direct.get("username") or "root"))
+
+
+def _event_lines(text: str) -> Iterator[str]:
+    """The log lines in a text of server-sent events; half an event at its end, and what is no line, is left out."""
+    for event in text.split("\n\n"):
+        data = "\n".join(line[5:].removeprefix(" ") for line in event.splitlines() if line.startswith("data:"))
+        try:
+            line = json.loads(data).get("line") if data else None
+        except (ValueError, AttributeError):
+            continue
+        if isinstance(line, str):
+            yield line
 
 
 def _says_not_found(reply: Reply) -> bool:

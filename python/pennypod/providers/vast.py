@@ -255,6 +255,11 @@ class VastProvider:
             self._clock.sleep(_LOG_PAUSE_S)
         return ""
 
+    def last_lines(self, pod_id: str, tail: int = 50) -> list[str]:
+        """The newest lines of the host's log about an instance, and of the instance's own."""
+        lines = [*self.logs(pod_id, tail, daemon=True).splitlines(), *self.logs(pod_id, tail).splitlines()]
+        return [self._http.clean(line) for line in lines]
+
     def balance_micros(self) -> int | None:
         """What can be spent: the larger of `credit` and `balance`, whose meanings the sources tell differently."""
         user = self._checked(self._http.request("GET", "/api/v0/users/current/", endpoint="user"), "user")

@@ -45,6 +45,8 @@ _TITLES = {
     503: "Service Unavailable",
     504: "Gateway Timeout",
 }
+_LOG_SOURCES = ("system", "container")
+_LOG_OPEN_S = 300.0
 CLOUDFLARE_PAGE = b"<!DOCTYPE html><html><body>error code: 1010</body></html>"
 
 
@@ -279,21 +281,28 @@ class RunpodApi:
         return Reply(200, pod_row(pod, self.world.clock.now()))
 
     def logs(self, call: Call) -> Reply:
-        """Server-sent events: what there is, then the end of the stream."""
+        """Server-sent events: what there is, then a stream that stays open and says nothing more."""
         pod = self._need(call)
         try:
             tail = min(5000, max(0, int(call.request.get("tail", "100"))))
         except ValueError:
             return problem(400, "tail is not a number")
-        system = call.request.get("source") == "system"
-        lines = pod.log if system else self.world.backend.logs(pod, tail)
+        wanted = call.request.get("source")
+        if wanted not in ("", *_LOG_SOURCES):
+            return problem(400, "source must be container or system")
         stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self.world.clock.now()))
-        source = "system" if system else "container"
-        events = [
-            f'id: {number}\ndata: {{"source":"{source}","line":{_quoted(line)},"ts":"{stamp}"}}\n\n'
-            for number, line in enumerate(lines[-tail:] if tail else [])
+        lines = [
+            (source, line)
+            for source in _LOG_SOURCES
+            if wanted in ("", source)
+            for line in (pod.log if source == "system" else self.world.backend.logs(pod, tail))
         ]
-        return Reply(200, "".join(events).encode(), content_type="text/event-stream")
+        events = [
+            f'id: {stamp}/{number:012}\ndata: {{"source":"{source}","line":{_quoted(line)},"ts":"{stamp}"}}\n\n'
+            for number, (source, line) in enumerate(lines[-tail:] if tail else [])
+        ]
+        reply = Reply(200, "".join(events).encode(), content_type="text/event-stream", open_s=_LOG_OPEN_S)
+        return reply.with_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
 
     # --- catalogue ----------------------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import socket
 import threading
 import time
@@ -174,15 +175,30 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(reply.status)
         if reply.body is not None:
             self.send_header("Content-Type", reply.content_type)
-        if reply.status != 204:
+        if reply.open_s:
+            self.send_header("Transfer-Encoding", "chunked")
+        elif reply.status != 204:
             self.send_header("Content-Length", str(len(payload)))
         for name, value in reply.headers.items():
             self.send_header(name, value)
         self.end_headers()
+        if reply.open_s:
+            self._stream(payload, reply.open_s)
+            return
         self.wfile.write(payload[: len(payload) // 2] if half else payload)
         self.wfile.flush()
         if half:
             self._cut()
+
+    def _stream(self, payload: bytes, open_s: float) -> None:
+        """All there is, in one chunk, then silence until the client leaves or the time is over."""
+        self.close_connection = True
+        with suppress(OSError):
+            if payload:
+                self.wfile.write(b"%x\r\n%s\r\n" % (len(payload), payload))
+                self.wfile.flush()
+            select.select([self.connection], [], [], open_s)  # readable: the client has hung up
+            self.wfile.write(b"0\r\n\r\n")
 
     def _cut(self) -> None:
         self.close_connection = True

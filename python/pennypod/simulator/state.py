@@ -351,6 +351,7 @@ class World:
             pod.message = f"Error response from daemon: manifest for {pod.image} not found: manifest unknown"
             pod.wanted = "stopped" if pod.provider == VAST else pod.wanted
             pod.history.append((at, "pull_error"))
+            pod.log.append(pod.message)
         elif what == "exit":
             self._end_gpus(pod, keep=True)
             self._enter(pod, Stage.EXITED, at)
@@ -372,6 +373,7 @@ class World:
         elif "restart_loop" in pod.faults:
             pod.message = "Error response from daemon: failed to create task for container: exit status 1"
             pod.history.append((at, "restart"))
+            pod.log.append(pod.message)
             self._at(at + _LOOP_S, "up", pod)
         elif not pod.up:
             # The backend is still at it; virtual time may run far ahead of it.

@@ -35,12 +35,16 @@ class Request:
 
 @dataclass(slots=True)
 class Reply:
-    """An answer. `body` None means no body at all, bytes go out as they are, everything else as JSON."""
+    """An answer. `body` None means no body at all, bytes go out as they are, everything else as JSON.
+
+    With `open_s` it is a stream: it has no length, and stays open for so long (real seconds) unless the client leaves.
+    """
 
     status: int
     body: Any = None
     headers: dict[str, str] = field(default_factory=dict)
     content_type: str = "application/json"
+    open_s: float = 0.0
 
     def payload(self) -> bytes:
         if self.body is None:
