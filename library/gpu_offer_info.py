@@ -52,7 +52,9 @@ options:
     description: Least CUDA version that the host's driver supports.
     type: float
   region:
-    description: Region or country codes that will do. Empty means any.
+    description:
+      - Region or country codes that will do. Empty means any.
+      - In order of preference within a GPU type, unless O(gpu) is C(cheapest).
     type: list
     elements: str
     default: []
@@ -66,6 +68,14 @@ options:
     description: Only data-centre offers.
     type: bool
     default: false
+  secondary:
+    description:
+      - A second tier - wishes that replace those of the same name once no offer for the first ones could be had. Any of
+        C(gpu), C(gpu_ram_gb), C(reliability), C(inet_down_mbps), C(inet_up_mbps), C(cuda_min), C(region), C(secure) and
+        C(vast_query).
+      - At least one of O(max_attempts) is kept for it. The caps hold for both.
+    type: dict
+    default: {}
   allow_community:
     description: Allow community hosts even when the run may bill for over an hour.
     type: bool
@@ -172,6 +182,7 @@ ARGUMENT_SPEC: dict[str, Any] = {
     "region": {"type": "list", "elements": "str", "default": []},
     "vast_query": {"type": "str", "default": ""},
     "secure": {"type": "bool", "default": False},
+    "secondary": {"type": "dict", "default": {}},
     "allow_community": {"type": "bool", "default": False},
     "max_price_usd_per_h": {"type": "float"},
     "max_cost_usd": {"type": "float"},
@@ -216,7 +227,7 @@ def body(module: AnsibleModule) -> dict[str, Any]:
     )
     providers, note = select_providers(options["provider"], settings)
     quarantined = open_ledger(settings).quarantined(time.time())
-    plan = plan_document(make_plan(providers, need, estimate, limits, quarantined))
+    plan = plan_document(make_plan(providers, need, estimate, limits, quarantined, options["secondary"]))
     plan["notes"] = [note, *plan["notes"]] if note else plan["notes"]
     if options["run"]:
         _tell(Events(settings.run_dir(options["run"]), options["run"]), plan)

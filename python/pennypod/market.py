@@ -1,7 +1,9 @@
 """Which offer first, and what it may cost at worst. Floor 2: pure arithmetic over offers.
 
-The ladder: with GPU types in order, every offer of the first type comes before any of the second, whatever its region
-and provider; among equals, and where a job says "cheapest", the expected cost decides.
+The ladder: the first tier of wishes before the second; with GPU types in order, every offer of the first type before
+any of the second, whatever its provider; within a type the regions in order; among equals, and where a job says
+"cheapest", the expected cost decides. A ladder has few rungs and a market many offers, so one rung is kept for the best
+offer of each tier, type and provider, and only what is left goes to more of the same.
 
 Ranking is by the expected cost of the whole run until the weights are home, not by $/h alone: a cheap machine behind a
 slow line can cost more than a dear one. The wallclock budget is a multiple of the optimistic estimate (erratum 8): it
@@ -10,7 +12,8 @@ gives the deadline, and the deadline gives the worst-case cost that caps are che
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from pennypod import gpus
@@ -24,6 +27,7 @@ SECURE_ONLY_ABOVE_S = 3600.0
 DEFAULT_LADDER = ("RTX 4090", "RTX 3090", "RTX A5000", "L4", "A100 PCIe", "H100 PCIe", "H200")
 """Where GPUs are paid for, a job that says nothing about them gets these, in this order: most work per dollar first."""
 _BYTES_PER_GB = 1_000_000_000
+_WORD = re.compile(r"[^\W_]+")
 _DEFAULT_MBPS = 100.0  # what we assume of a line whose speed the provider does not tell
 
 
@@ -51,13 +55,14 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class RankedOffer:
-    """`expected_micros` and `worst_case_micros` are for the whole run, traffic included."""
+    """`expected_micros` and `worst_case_micros` are for the whole run, traffic included. Tier 2: second choice."""
 
     offer: Offer
     expected_s: float
     expected_micros: int
     budget_s: float
     worst_case_micros: int
+    tier: int = 1
 
 
 def rank(
@@ -65,20 +70,57 @@ def rank(
     estimate: Estimate,
     budget_factor: float = DEFAULT_BUDGET_FACTOR,
     preference: Sequence[str] = (),
+    regions: Sequence[str] = (),
 ) -> list[RankedOffer]:
-    """By GPU type in order of `preference`, within a type the cheapest expected run first.
+    """By GPU type in order of `preference`, within a type by region in order, within a region the cheapest run first.
 
-    Types that nobody asked for come last, as one. Equal costs are ordered by machine so that the order is stable.
+    Without a preference only the cost counts. Types that nobody asked for come last, as one. Equal costs are ordered by
+    machine so that the order is stable.
     """
     ranked = [_rate(offer, estimate, budget_factor) for offer in offers]
     rungs = {name: number for number, name in enumerate(preference)}
 
-    def place(rated: RankedOffer) -> tuple[int, int, str, str, str]:
+    def place(rated: RankedOffer) -> tuple[int, int, int, str, str, str]:
         offer = rated.offer
         rung = rungs.get(gpus.canonical(offer.gpu), len(rungs))
-        return rung, rated.expected_micros, offer.provider, offer.machine_id, offer.offer_id
+        region = _region_rung(offer.region, regions) if preference else 0
+        return rung, region, rated.expected_micros, offer.provider, offer.machine_id, offer.offer_id
 
     return sorted(ranked, key=place)
+
+
+def _region_rung(place: str, regions: Sequence[str]) -> int:
+    """The first of the wished regions that a place is in: "Texas, US" by country or name, "EU-RO-1" by any part."""
+    words = set(_WORD.findall(place.casefold()))
+    for number, region in enumerate(regions):
+        wish = region.strip().casefold()
+        if wish in words or (len(wish) > 2 and wish in place.casefold()):
+            return number
+    return len(regions)
+
+
+def admission(ranked: Sequence[RankedOffer], *, by_type: bool) -> list[RankedOffer]:
+    """Who gets a rung first: the best offer of each tier, of each GPU type if those are in order, and of each provider.
+
+    The rest follows in the order of the ranking. Without this, eight rungs would be eight offers of the first type.
+    """
+
+    def gpu_type(rated: RankedOffer) -> str:
+        return gpus.canonical(rated.offer.gpu) if by_type else ""
+
+    kinds: tuple[Callable[[RankedOffer], tuple[int, str]], ...] = (
+        lambda rated: (rated.tier, ""),
+        lambda rated: (rated.tier, gpu_type(rated)),
+        lambda rated: (rated.tier, rated.offer.provider),
+    )
+    firsts: dict[int, RankedOffer] = {}
+    for kind in kinds:
+        seen = set()
+        for number, rated in enumerate(ranked):
+            if kind(rated) not in seen:
+                seen.add(kind(rated))
+                firsts.setdefault(number, rated)
+    return [*firsts.values(), *(rated for number, rated in enumerate(ranked) if number not in firsts)]
 
 
 def _rate(offer: Offer, estimate: Estimate, budget_factor: float) -> RankedOffer:
@@ -123,20 +165,26 @@ def within_caps(ranked: Sequence[RankedOffer], max_cost_micros: int | None) -> l
 
 
 def within_one_deadline(
-    ranked: Sequence[RankedOffer], estimate: Estimate, max_cost_micros: int | None, max_attempts: int
+    ranked: Sequence[RankedOffer],
+    estimate: Estimate,
+    max_cost_micros: int | None,
+    max_attempts: int,
+    admitted: Sequence[RankedOffer] | None = None,
 ) -> list[RankedOffer]:
-    """The first `max_attempts` offers that keep the cap under a deadline that is long enough for each of them.
+    """At most `max_attempts` offers that keep the cap under a deadline that is long enough for each of them, by rank.
 
-    A run has one deadline, so an offer behind a slow line lengthens it for the dear ones too. The better ranked wins.
+    A run has one deadline, so an offer behind a slow line lengthens it for the dear ones too: who comes first in
+    `admitted` (see `admission`; the ranking itself where it is not given) wins.
     """
     kept: list[RankedOffer] = []
-    for rated in ranked:
+    for rated in ranked if admitted is None else admitted:
         if len(kept) == max_attempts:
             break
         together = [*kept, rated]
         if max_cost_micros is None or worst_case_micros(together, estimate) <= max_cost_micros:
             kept = together
-    return kept
+    chosen = {id(rated) for rated in kept}
+    return [rated for rated in ranked if id(rated) in chosen]
 
 
 def worst_case_micros(ranked: Sequence[RankedOffer], estimate: Estimate) -> int:

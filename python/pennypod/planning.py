@@ -17,6 +17,7 @@ from pennypod.market import (
     SECURE_ONLY_ABOVE_S,
     Estimate,
     RankedOffer,
+    admission,
     rank,
     within_caps,
     within_one_deadline,
@@ -28,6 +29,19 @@ from pennypod.model.offer import Need, Offer
 from pennypod.providers.base import Provider
 from pennypod.providers.registry import LOCAL
 from pennypod.rental import Terms
+
+SECONDARY_WISHES = (
+    "gpu",
+    "gpu_ram_gb",
+    "reliability",
+    "inet_down_mbps",
+    "inet_up_mbps",
+    "cuda_min",
+    "region",
+    "secure",
+    "vast_query",
+)
+_SAID = {"true": True, "yes": True, "false": False, "no": False}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,27 +74,29 @@ def make_plan(
     estimate: Estimate,
     limits: Limits,
     quarantined: Sequence[QuarantineRecord] = (),
+    secondary: Mapping[str, Any] | None = None,
 ) -> Plan:
-    """Ask every provider, rank, check caps.
+    """Ask every provider, rank, check caps. `secondary` are the wishes of a second tier, see `secondary_need`.
 
     Raises InputError for limits that make no sense, NoCapacityError when nothing fits, BudgetError when the cheapest
     fit breaks the cap, and the provider's own error when not one provider could be asked.
     """
-    _check(need, limits)
     notes: list[str] = []
-    if _longer_than_an_hour(estimate, limits) and not limits.allow_community and not need.secure:
-        need = replace(need, secure=True)
-        notes.append("may bill over an hour: secure offers only (allow_community: true lifts this)")
-    preference = _ladder(providers, need, notes)
-    offers = _ask(providers, need, preference, notes)
-    fit = without_quarantined(offers, quarantined)
-    if len(fit) < len(offers):
-        notes.append(f"{len(offers) - len(fit)} offers left out: their machines failed lately")
-    if offers and not fit:
-        machines = ", ".join(sorted({f"{o.provider}/{o.machine_id}" for o in offers}))
-        raise NoCapacityError(f"every machine on offer failed lately and is in quarantine: {machines}")
-    ranked = within_caps(rank(fit, estimate, limits.budget_factor, preference), limits.max_cost_micros)
-    chosen = within_one_deadline(ranked, estimate, limits.max_cost_micros, limits.max_attempts)
+    needs = [need, *([secondary_need(need, secondary)] if secondary else [])]
+    ranked: list[RankedOffer] = []
+    by_type = False
+    for tier, wished in enumerate(needs, start=1):
+        found, preference = _tier(providers, wished, estimate, limits, quarantined, notes, required=tier == len(needs))
+        known = {(rated.offer.provider, rated.offer.offer_id) for rated in ranked}
+        found = [rated for rated in found if (rated.offer.provider, rated.offer.offer_id) not in known]
+        ranked += [replace(rated, tier=tier) for rated in found]
+        by_type = by_type or bool(preference)
+        if tier > 1:
+            notes.append(f"second choice: {len(found)} more offers when none of the first is to be had")
+    fitting = within_caps(ranked, limits.max_cost_micros)
+    chosen = within_one_deadline(
+        fitting, estimate, limits.max_cost_micros, limits.max_attempts, admission(fitting, by_type=by_type)
+    )
     return Plan(
         offers=tuple(chosen),
         deadline_s=max(r.budget_s for r in chosen),
@@ -88,6 +104,59 @@ def make_plan(
         traffic_micros=tuple(estimate.traffic_micros_on(r.offer) for r in chosen),
         notes=tuple(notes),
     )
+
+
+def _tier(
+    providers: Mapping[str, Provider],
+    need: Need,
+    estimate: Estimate,
+    limits: Limits,
+    quarantined: Sequence[QuarantineRecord],
+    notes: list[str],
+    *,
+    required: bool,
+) -> tuple[list[RankedOffer], tuple[str, ...]]:
+    """The ranked offers for one tier of wishes, and its GPU types in order. Not `required`: another tier may do."""
+    _check(need, limits)
+    if _longer_than_an_hour(estimate, limits) and not limits.allow_community and not need.secure:
+        need = replace(need, secure=True)
+        note = "may bill over an hour: secure offers only (allow_community: true lifts this)"
+        if note not in notes:
+            notes.append(note)
+    preference = _ladder(providers, need, notes)
+    offers = _ask(providers, need, preference, notes)
+    fit = without_quarantined(offers, quarantined)
+    if len(fit) < len(offers):
+        notes.append(f"{len(offers) - len(fit)} offers left out: their machines failed lately")
+    if offers and not fit and required:
+        machines = ", ".join(sorted({f"{o.provider}/{o.machine_id}" for o in offers}))
+        raise NoCapacityError(f"every machine on offer failed lately and is in quarantine: {machines}")
+    return rank(fit, estimate, limits.budget_factor, preference, need.region), preference
+
+
+def secondary_need(need: Need, wishes: Mapping[str, Any]) -> Need:
+    """A job's wishes with some of them replaced, for when nothing that fits the first ones is to be had.
+
+    Raises InputError for what is no wish of a second tier; how much disk and what price a run takes is no matter of it.
+    """
+    unknown = sorted(set(wishes) - set(SECONDARY_WISHES))
+    if unknown:
+        raise InputError(f"secondary: there is no {', '.join(unknown)}: use {', '.join(SECONDARY_WISHES)}")
+    return replace(need, **{name: _wish(name, value) for name, value in wishes.items()})
+
+
+def _wish(name: str, value: Any) -> Any:
+    """A wish as `Need` holds it. Raises InputError."""
+    try:
+        if name in ("gpu", "region"):
+            return (value,) if isinstance(value, str) else tuple(str(item) for item in value or ())
+        if name == "vast_query":
+            return str(value or "")
+        if name == "secure":
+            return _SAID[str(value).casefold()]
+        return None if value is None else float(value)
+    except (KeyError, TypeError, ValueError) as exc:
+        raise InputError(f"secondary: {value!r} is no value for {name}") from exc
 
 
 def plan_document(plan: Plan) -> dict[str, Any]:
@@ -99,6 +168,7 @@ def plan_document(plan: Plan) -> dict[str, Any]:
                 "machine_id": r.offer.machine_id,
                 "gpu": r.offer.gpu,
                 "gpu_count": r.offer.gpu_count,
+                "tier": r.tier,
                 "price_usd_per_h": micros_to_usd(r.offer.price_micros_per_h),
                 "expected_s": round(r.expected_s, 1),
                 "expected_usd": micros_to_usd(r.expected_micros),

@@ -185,3 +185,98 @@ def test_a_plan_survives_json() -> None:
     assert terms_from(document).expected_s == pytest.approx(made.offers[0].expected_s, abs=0.1)
     with pytest.raises(InputError):
         terms_from({"expected_s": "soon"})
+
+
+# --- how few rungs are spread over many offers ------------------------------------------------------------------------
+
+
+CROWD = Market(
+    "vast",
+    *(card(number, "RTX 4090", 0.30 + number / 1000) for number in range(40)),
+    *(card(100 + number, "RTX 3090", 0.15 + number / 1000) for number in range(40)),
+    card(200, "H200", 3.50),
+)
+OTHER = Market("runpod", card(300, "RTX 4090", 0.69))
+
+
+def test_a_crowd_of_the_first_type_leaves_a_rung_for_each_other_type_and_provider() -> None:
+    made = plan(Need(gpu=("RTX 4090", "RTX 3090", "H200")), CROWD, OTHER)
+    rungs = [(gpu, provider) for gpu, provider, _ in ladder(made)]
+    assert len(rungs) == LIMITS.max_attempts
+    assert rungs == [("RTX 4090", "vast")] * 5 + [("RTX 4090", "runpod"), ("RTX 3090", "vast"), ("H200", "vast")]
+
+
+def test_all_seven_types_of_the_default_ladder_are_reached() -> None:
+    cards = (card(10 * rung + number, name, 1) for rung, name in enumerate(DEFAULT_LADDER) for number in range(9))
+    made = plan(Need(), Market("vast", *cards))
+    assert list(dict.fromkeys(gpu for gpu, _, _ in ladder(made))) == list(DEFAULT_LADDER)
+    assert len(made.offers) == LIMITS.max_attempts
+
+
+def test_cheapest_spreads_over_providers_and_not_over_types() -> None:
+    made = plan(Need(gpu=("cheapest",)), CROWD, OTHER)
+    assert [(gpu, provider) for gpu, provider, _ in ladder(made)] == [("RTX 3090", "vast")] * 7 + [
+        ("RTX 4090", "runpod")
+    ]
+
+
+def test_one_attempt_is_the_best_offer() -> None:
+    made = plan(Need(gpu=("RTX 4090", "RTX 3090")), CROWD, OTHER, limits=replace(LIMITS, max_attempts=1))
+    assert ladder(made) == [("RTX 4090", "vast", "machine-0")]
+
+
+def test_regions_are_tried_in_order_within_a_type() -> None:
+    market = Market(
+        "vast",
+        card(1, "RTX 4090", 0.30, region="Texas, US"),
+        card(2, "RTX 4090", 0.50, region="Hesse, DE"),
+        card(3, "RTX 4090", 0.40, region="Bavaria, DE"),
+        card(4, "RTX 3090", 0.10, region="Hesse, DE"),
+    )
+    pools = Market("runpod", card(5, "RTX 4090", 0.45, region="EU-RO-1,US-TX-3"))
+    made = plan(Need(gpu=("RTX 4090", "RTX 3090"), region=("DE", "EU", "US")), market, pools)
+    assert [machine for _, _, machine in ladder(made)] == [f"machine-{number}" for number in (3, 2, 5, 1, 4)]
+    cheapest = plan(Need(gpu=("cheapest",), region=("DE", "US")), market)
+    assert [machine for _, _, machine in ladder(cheapest)] == [f"machine-{number}" for number in (4, 1, 3, 2)]
+
+
+# --- the second tier --------------------------------------------------------------------------------------------------
+
+
+def second(need: Need, wishes: dict[str, object], *markets: Market, limits: Limits = LIMITS) -> Plan:
+    return make_plan({market.name: market for market in markets}, need, TEN_MINUTES, limits, secondary=wishes)
+
+
+def test_the_second_tier_comes_after_every_rung_of_the_first() -> None:
+    made = second(Need(gpu=("RTX 4090",), region=("US",)), {"gpu": ["RTX 3090", "H200"], "region": []}, CROWD, OTHER)
+    rungs = [(rated.tier, rated.offer.gpu) for rated in made.offers]
+    assert rungs == [(1, "RTX 4090")] * 6 + [(2, "RTX 3090"), (2, "H200")]
+    assert CROWD.asked[-1] == Need(gpu=("RTX 3090", "H200"))
+    assert [item["tier"] for item in plan_document(made)["offers"]] == [rated.tier for rated in made.offers]
+
+
+def test_an_offer_of_the_first_tier_is_not_a_rung_twice() -> None:
+    made = second(Need(gpu=("RTX 3090",)), {"gpu": "cheapest"}, VAST)
+    assert [machine for _, _, machine in ladder(made)] == [f"machine-{number}" for number in (3, 5, 2, 1, 4)]
+
+
+def test_the_second_tier_is_enough_when_the_first_has_no_offer() -> None:
+    made = second(Need(gpu=("B200",)), {"gpu": ["RTX 3090"]}, VAST)
+    assert [(rated.tier, rated.offer.gpu) for rated in made.offers] == [(2, "RTX 3090")]
+
+
+def test_caps_and_the_secure_rule_hold_for_the_second_tier_too() -> None:
+    limits = replace(LIMITS, max_cost_micros=200_000)
+    assert {gpu for gpu, _, _ in ladder(second(Need(gpu=("RTX 3090",)), {"gpu": ["H100"]}, VAST, limits=limits))} == {
+        "RTX 3090"
+    }
+    market = Market("vast", card(1, "RTX 4090", 0.4))
+    hours = Estimate(boot_s=60, train_s=7200)
+    make_plan({"vast": market}, Need(gpu=("RTX 3090",)), hours, LIMITS, secondary={"gpu": ["RTX 4090"]})
+    assert [need.secure for need in market.asked] == [True, True]
+
+
+@pytest.mark.parametrize("wishes", [{"disk_gb": 10}, {"reliability": "much"}, {"secure": "perhaps"}, {"gpus": []}])
+def test_a_wish_that_is_none_is_refused(wishes: dict[str, object]) -> None:
+    with pytest.raises(InputError, match="secondary"):
+        second(Need(), wishes, VAST)

@@ -52,7 +52,8 @@ def offers(
     variables |= {name: value for name, value in caps.items() if value is not None}
     need, estimate, limits = _wishes(variables, smoke)
     chosen, note = _providers(app, provider)
-    plan = plan_document(make_plan(chosen, need, estimate, limits, app.ledger.quarantined(app.clock.now())))
+    quarantined, secondary = app.ledger.quarantined(app.clock.now()), variables.get("pod_secondary") or {}
+    plan = plan_document(make_plan(chosen, need, estimate, limits, quarantined, secondary))
     plan["notes"] = [*([note] if note else []), *plan["notes"]]
     if templated:
         plan["notes"].append(f"templates, taken at their default: {', '.join(templated)}")
