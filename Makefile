@@ -78,8 +78,9 @@ integration: test-tools ## whole playbooks and single modules against real local
 	$(PYTEST) tests/integration $(ARGS)
 
 .PHONY: chaos
-chaos: test-tools ## kill the control side at every stage and look for pods left behind
-	$(PYTEST) tests/chaos $(ARGS)
+chaos: test-tools ## the crash matrix and KILLS=200 random kills, JOBS=3 at a time; SEED=, MINUTES=, CELL='...' (docs/guarantees.md)
+	@python tests/chaos/matrix.py $(if $(KILLS),--kills $(KILLS)) $(if $(JOBS),--jobs $(JOBS)) $(if $(SEED),--seed $(SEED)) \
+	    $(if $(MINUTES),--minutes $(MINUTES)) $(if $(CELL),--cell '$(CELL)') $(ARGS)
 
 .PHONY: molecule
 molecule: setup ## the bootstrap role against a local container: converge, idempotence, testinfra

@@ -21,73 +21,26 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from pennypod.clock import SystemClock
-from pennypod.model.ids import Lease
-from pennypod.model.offer import Need, Order
-from pennypod.providers.local import LocalProvider
-from pennypod.rental import Rental
-from pennypod.ssh import make_key_pair
+from bootstrapped import PodSaver
 from workspace import REPOSITORY, Workspace
 
 BOOTSTRAPPED = "localhost/pennypod-bench:bootstrapped"
-SAVE_PLAY = """\
-- hosts: pod
-  gather_facts: false
-  vars_files: [{job}]
-  tasks:
-    - ansible.builtin.import_role: {{name: bootstrap}}
-"""
 
 
 class Bench:
     def __init__(self, root: Path) -> None:
         self.workspace = Workspace(root)
         self.data = root / "data" / "demo"
-        self.provider = LocalProvider(self.workspace.settings, self.workspace.environment)
-        self.rental = Rental({"local": self.provider}, self.workspace.ledger(), SystemClock())
-        self.key, self.public_key = make_key_pair(root, "bench")
+        self.pods = PodSaver(self.workspace)
 
     def prepare(self) -> None:
         """Everything that is made once and shared by all four runs: the image, the data set, the saved pod."""
-        self.provider.prepare("stock", say)
+        self.pods.provider.prepare("stock", say)
         say("making the demo's data set")
         script = REPOSITORY / "python" / "trainers" / "make_sample_data.py"
         subprocess.run([sys.executable, script, "classify", self.data], check=True, stdout=sys.stderr)
         say("saving a bootstrapped pod as an image")
-        pod_id, name, host, port = self.rent("stock")
-        try:
-            play = self.workspace.root / "save.yml"
-            play.write_text(SAVE_PLAY.format(job=self.workspace.root / "group_vars" / "job_demo.yml"))
-            options = f"-o UserKnownHostsFile={self.workspace.root}/known_hosts -o StrictHostKeyChecking=accept-new"
-            inventory = self.workspace.root / "save-inventory.yml"
-            login = {
-                "ansible_host": host,
-                "ansible_port": port,
-                "ansible_user": "root",
-                "ansible_ssh_private_key_file": str(self.key),
-                "ansible_ssh_common_args": options,
-            }
-            inventory.write_text(json.dumps({"all": {"hosts": {"pod": login}}}))
-            playbook = Path(sys.executable).parent / "ansible-playbook"
-            command = [str(playbook), "-i", str(inventory), str(play)]
-            env = self.workspace.environment
-            subprocess.run(command, check=True, cwd=self.workspace.root, env=env, stdout=sys.stderr)
-            done = self.provider.engine.call("commit", pod_id, BOOTSTRAPPED, timeout_s=120)
-            if done.rc != 0:
-                raise SystemExit(f"cannot save the pod: {done.stderr}")
-        finally:
-            self.rental.prove_gone(self.provider, pod_id, name)
-
-    def rent(self, image: str) -> tuple[str, str, str, int]:
-        deadline = int(time.time() + 900)
-        name = Lease("bench-0101-aaaaa", 1, deadline, "aaaaa").name
-        order = Order(name=name, image=image, disk_gb=2, public_key=self.public_key, deadline=deadline)
-        pod_id = self.provider.rent(self.provider.offers(Need(disk_gb=2))[0], order)
-        pod = self.provider.pod(pod_id)
-        while pod is None or pod.address is None:
-            time.sleep(0.1)
-            pod = self.provider.pod(pod_id)
-        return pod_id, name, pod.address.host, pod.address.port
+        self.pods.save(BOOTSTRAPPED)
 
     def pennypod(self, image: str) -> dict[str, float]:
         """Seconds by stage of `ansible-playbook train.yml -e job=demo`, and of the whole command."""
@@ -105,20 +58,20 @@ class Bench:
         """Seconds by stage of plain.sh, with the rent and the destroy around it."""
         say(f"plain.sh on {image}")
         started = time.monotonic()
-        pod_id, _name, host, port = self.rent(image)
+        pod_id, _name, host, port = self.pods.rent(image)
         rented = time.monotonic()
         known_hosts = self.workspace.root / f"known_hosts-{port}"
         out = self.workspace.root / f"plain-{port}"
         script = Path(__file__).parent / "plain.sh"
         code = REPOSITORY / "python" / "trainers"
         try:
-            words = [script, host, port, self.key, known_hosts, code, self.data, out]
+            words = [script, host, port, self.pods.key, known_hosts, code, self.data, out]
             done = subprocess.run([str(word) for word in words], capture_output=True, text=True, check=False)
             if done.returncode != 0:
                 raise SystemExit(f"plain.sh failed:\n{done.stdout}{done.stderr[-3000:]}")
         finally:
             ended = time.monotonic()
-            self.provider.destroy(pod_id)
+            self.pods.provider.destroy(pod_id)
         finished = time.monotonic()
         stages = {name: int(ms) / 1000 for name, ms in (line.split() for line in done.stdout.splitlines())}
         rent = rented - started + stages.pop("ssh")
@@ -150,7 +103,7 @@ def main() -> None:
             result[label] = compare(bench.pennypod(image), bench.plain(image))
         stock, saved = result["stock"]["pennypod"]["total"], result["bootstrapped"]["pennypod"]["total"]
         result["bootstrapped_over_stock"] = round(saved / stock, 3)
-        bench.provider.engine.call("rmi", BOOTSTRAPPED)
+        bench.pods.provider.engine.call("rmi", BOOTSTRAPPED)
     print(json.dumps(result, indent=2))
 
 
