@@ -42,6 +42,8 @@ class Simulator:
         return reply.json()
 
     def fault(self, endpoint: str, fault: str, **options: Any) -> None:
+        """`endpoint` as the simulator calls it; "vast.get" is what Vast's own clients call "show"."""
+        endpoint = "vast.show" if endpoint == "vast.get" else endpoint
         self.post("faults", {"endpoint": endpoint, "fault": fault, **options})
 
     def clear_faults(self) -> None:

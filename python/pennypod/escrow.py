@@ -39,7 +39,7 @@ from pennypod.weights import (
 )
 
 if TYPE_CHECKING:
-    from pennypod.rental import Report
+    from pennypod.ending import Report
 
 PLAN_FILE = "escrow.json"
 GRACE_S = 60.0

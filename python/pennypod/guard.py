@@ -27,6 +27,7 @@ from pathlib import Path
 
 from pennypod import processes
 from pennypod.clock import Clock, SystemClock
+from pennypod.ending import Ending
 from pennypod.errors import GuardError, PennypodError
 from pennypod.escrow import Escrow
 from pennypod.ledger import AttemptRecord, Ledger, Outcome, RunRecord, open_ledger
@@ -37,7 +38,7 @@ from pennypod.settings import Settings, load_settings
 
 _TICK_S = 1.0
 _READY_LIMIT_S = 20.0
-_MAX_BACKOFF_S = 60.0
+_MAX_BACKOFF_S = 10.0  # destroy calls have a pace of their own; this is how soon a healed API is noticed
 _DESTROY_PATIENCE_S = 30.0
 
 Log = Callable[[str], None]
@@ -108,17 +109,14 @@ class Guard:
     def tick(self, controller: str, controller_alive: bool) -> bool:
         """Look once at every open run of the controller. Returns whether there is still something to watch."""
         pending = False
-        ending = []
+        due: list[tuple[RunRecord, str]] = []
         for run in self._ledger.open_runs(controller):
             reason = self._reason_to_end(run, controller_alive)
             if reason is None:
                 pending = True
             elif self._take_away(run, reason):
-                ending.append((run, reason))
-        self._let_go(ending)
-        for run, reason in ending:
-            pending = not self._end(run, reason) or pending
-        return pending
+                due.append((run, reason))
+        return not self._end(due) or pending
 
     def _reason_to_end(self, run: RunRecord, controller_alive: bool) -> str | None:
         if run.deadline is not None and self._clock.now() > run.deadline:
@@ -147,37 +145,35 @@ class Guard:
             self._log(f"{run.run}: {reason}")
         return True
 
-    def _let_go(self, ending: Sequence[tuple[RunRecord, str]]) -> None:
-        """Save what weights can be saved. Of several pods, each is asked to end the moment that it may."""
-        reasons = {run.run: reason for run, reason in ending}
-        attempts = [attempt for run in reasons for attempt in self._ledger.attempts(run) if not attempt.final]
-        for attempt in self._escrow.release(attempts, self._report):
-            if len(attempts) > 1:
-                self._rental.ask_for_end(attempt, outcome="cancelled", reason=reasons[attempt.run])
+    def _end(self, due: Sequence[tuple[RunRecord, str]]) -> bool:
+        """Prove every pod of fenced runs gone, side by side, and close those runs. Returns whether all that is done.
 
-    def _end(self, run: RunRecord, reason: str) -> bool:
-        """Prove every pod of a fenced run gone and close it. Returns whether that is done."""
-        done = True
-        for attempt in self._ledger.attempts(run.run):
-            if not attempt.final:
-                done = self._destroy(attempt, reason) and done
-        if done:
+        What weights can be saved are saved first; each pod is asked to end the moment that it may.
+        """
+        attempts = [
+            (attempt, reason) for run, reason in due for attempt in self._ledger.attempts(run.run) if not attempt.final
+        ]
+        results = self._rental.destroy_all(
+            [Ending(attempt, "cancelled", reason) for attempt, reason in attempts],
+            self._report,
+            patience_s=_DESTROY_PATIENCE_S,
+            release=self._escrow.release,
+        )
+        left = set()
+        for (attempt, _), ended in zip(attempts, results, strict=True):
+            if ended.error is not None:
+                self._log(f"{attempt.lease_name}: not proven gone: {ended.error}")
+            # The renter may still be inside its create call: only a dead one, or one that has seen the fence, is over.
+            if ended.error is not None or self._renter_may_still_create(attempt):
+                left.add(attempt.run)
+        for run, reason in due:
+            if run.run in left:
+                continue
             self._ledger.close_run(run.run, Outcome.CANCELLED, reason, self._clock.now())
             with contextlib.suppress(OSError):
                 write_results(self._ledger, run.run, self._clock.now())
             self._log(f"{run.run}: closed, nothing left")
-        return done
-
-    def _destroy(self, attempt: AttemptRecord, reason: str) -> bool:
-        try:
-            self._rental.destroy(
-                attempt, outcome="cancelled", reason=reason, report=self._report, patience_s=_DESTROY_PATIENCE_S
-            )
-        except PennypodError as exc:
-            self._log(f"{attempt.lease_name}: not proven gone: {exc}")
-            return False
-        # The renter may still be inside its create call: only a dead renter, or one that has seen the fence, is over.
-        return not self._renter_may_still_create(attempt)
+        return not left
 
     def _renter_may_still_create(self, attempt: AttemptRecord) -> bool:
         current = next(record for record in self._ledger.attempts(attempt.run) if record.id == attempt.id)

@@ -6,13 +6,13 @@ done with the pod, a pod that does not work out is proven gone before the next o
 
 from __future__ import annotations
 
-import contextlib
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from pennypod.clock import Clock
+from pennypod.ending import Ended, Ending, Endings, Release, Report, short
 from pennypod.errors import (
     AmbiguousError,
     AuthError,
@@ -34,6 +34,7 @@ from pennypod.model.ids import Lease, RandomBelow, parse_lease, random_base32
 from pennypod.model.money import cost_micros, format_usd, micros_to_usd
 from pennypod.model.offer import Offer, Order
 from pennypod.model.pod import Pod, PodState, SshAddress
+from pennypod.proof import Sought
 from pennypod.providers.base import AttachesKeys, Provider, TellsLogs, last_words
 
 QUARANTINE_S = 24 * 3600.0
@@ -42,9 +43,6 @@ QUARANTINE_S = 24 * 3600.0
 RATE_LIMIT_PATIENCE_S = 180.0
 """For how long in all one offer is waited for while its provider says "too many calls"."""
 _FIRST_RATE_PAUSE_S, _LONGEST_RATE_PAUSE_S = 2.0, 30.0
-
-Report = Callable[..., None]
-"""`Events.emit`: stage, text, numbers."""
 
 
 class Login(Protocol):
@@ -120,6 +118,7 @@ class Rental:
         self._ledger = ledger
         self._clock = clock
         self._randbelow = randbelow
+        self._endings = Endings(providers, ledger, clock)
 
     # --- renting ------------------------------------------------------------------------------------------------
 
@@ -203,7 +202,7 @@ class Rental:
                 reasons.append(f"its end was asked for already ({attempt.reason or 'no reason given'})")
                 continue
             provider = self._providers[attempt.provider]
-            pod_id = self._find_by_name(provider, attempt.lease_name) or attempt.pod_id
+            pod_id = self._endings.find_by_name(provider, attempt.lease_name) or attempt.pod_id
             pod = None if pod_id is None else self._look(provider, pod_id)
             if pod is None:
                 reasons.append(f"{provider.name} has no pod {attempt.lease_name} any more")
@@ -212,7 +211,7 @@ class Rental:
                 reasons.append(_given_up(pod))
                 continue
             if attempt.pod_id is None:
-                self._adopt(attempt, pod.pod_id)
+                self._endings.adopt(attempt, pod.pod_id)
             report("rent", f"pod {short(pod.pod_id)} is still there, on {attempt.machine_id}", pod_id=pod.pod_id)
             return self._take_back(attempt, provider, pod.pod_id, public_key, login, report, pinned, limit_s)
         raise NotReadyError(f"run {run} has no pod to go on with: {'; '.join(reasons) or 'none was ever rented'}")
@@ -319,7 +318,7 @@ class Rental:
         try:
             return provider.rent(offer, order)
         except AmbiguousError:
-            pod_id = self._find_by_name(provider, lease.name)
+            pod_id = self._endings.find_by_name(provider, lease.name)
             if pod_id is not None:
                 return pod_id
             self._ledger.record_never(
@@ -442,151 +441,19 @@ class Rental:
         Safe to call from several processes at once. Raises UnprovenError when absence could not be proven within
         `patience_s`: the attempt then stays on the books as "may still be billing".
         """
-        if attempt.final:
-            return attempt.receipt
-        provider = self._providers[attempt.provider]
-        pod_id = attempt.pod_id
-        if pod_id is None:
-            pod_id = self._find_by_name(provider, attempt.lease_name)
-            if pod_id is None:
-                self._settle_never(attempt, outcome, reason)
-                return None
-            self._adopt(attempt, pod_id)
-        self._ledger.record_destroying(attempt.id, outcome, reason, self._clock.now())
-        report("teardown", f"destroying pod {short(pod_id)}: {reason}", pod_id=pod_id)
-        proof = self.prove_gone(provider, pod_id, attempt.lease_name, patience_s=patience_s)
-        gone_at = _gone_since(proof, self._clock.now())
-        receipt = self._receipt(attempt, pod_id, proof, gone_at)
-        if self._ledger.record_gone(attempt.id, receipt, gone_at, int(receipt["cost_micros"])):
-            cost = format_usd(int(receipt["cost_micros"]))
-            report(
-                "teardown",
-                f"pod {short(pod_id)} proven gone after {receipt['billed_seconds']:.0f} s, {cost}",
-                pod_id=pod_id,
-                gone=True,
-                usd=micros_to_usd(int(receipt["cost_micros"])),
-            )
-        return self._attempt(attempt).receipt
+        return self._endings.end(attempt, outcome=outcome, reason=reason, report=report, patience_s=patience_s)
 
-    def ask_for_end(self, attempt: AttemptRecord, *, outcome: str, reason: str) -> None:
-        """Ask once, without waiting for the proof: of several pods none should bill while another one is proven gone.
-
-        `destroy` comes after it. What the provider answers is no matter here: there it is asked again, and told.
-        """
-        provider = self._providers.get(attempt.provider)
-        if attempt.final or attempt.pod_id is None or provider is None:
-            return
-        self._ledger.record_destroying(attempt.id, outcome, reason, self._clock.now())
-        with contextlib.suppress(ProviderError):
-            provider.destroy(attempt.pod_id)
+    def destroy_all(
+        self, endings: Sequence[Ending], report: Report, *, patience_s: float = 120.0, release: Release | None = None
+    ) -> list[Ended]:
+        """End pods side by side; what became of each. `release` holds back those with something left to save."""
+        return self._endings.end_all(endings, report, patience_s, release)
 
     def prove_gone(
         self, provider: Provider, pod_id: str, name: str, *, patience_s: float = 120.0
     ) -> list[dict[str, Any]]:
-        """Destroy until absence is proven; the list of what was asked and answered.
-
-        Absence is several spaced answers of "not there" from the single look and from the listing. An error is never
-        absence and starts the count again.
-        """
-        timing = provider.timing
-        started = self._clock.now()
-        proof: list[dict[str, Any]] = []
-        absent = 0
-        wait = timing.absence_spacing_s
-        while True:
-            answer = self._ask_for_the_end(provider, pod_id, proof) if absent == 0 else ""
-            seen = self._presence(provider, pod_id, name)
-            proof.append({"at": self._clock.now(), "asked": "is it there", "answer": seen})
-            if seen == "absent":
-                absent += 1
-                wait = timing.absence_spacing_s
-                if absent >= timing.absence_checks:
-                    return proof
-            else:
-                absent = 0
-                wait = min(wait * 1.5, 30.0)
-            if self._clock.now() - started > patience_s:
-                raise UnprovenError(
-                    f"pod {pod_id} ({provider.name}) is not proven gone after {patience_s:.0f} s ({answer or seen}):"
-                    " it may still be billing; the guard keeps trying, `pennypod sweep` repeats it",
-                    pod_id=pod_id,
-                    provider=provider.name,
-                )
-            self._clock.sleep(wait)
-
-    def _ask_for_the_end(self, provider: Provider, pod_id: str, proof: list[dict[str, Any]]) -> str:
-        try:
-            provider.destroy(pod_id)
-            answer = "accepted"
-        except ProviderError as exc:
-            answer = f"{exc.code}: {exc}"
-        proof.append({"at": self._clock.now(), "asked": "destroy", "answer": answer})
-        return answer
-
-    def _presence(self, provider: Provider, pod_id: str, name: str) -> str:
-        try:
-            if provider.pod(pod_id) is not None:
-                return "still there"
-            if any(pod.pod_id == pod_id or pod.name == name for pod in provider.pods()):
-                return "still listed"
-        except ProviderError as exc:
-            return f"{exc.code}: {exc}"
-        return "absent"
-
-    def _find_by_name(self, provider: Provider, name: str) -> str | None:
-        """Look a lost create up by its unique name, over the provider's listing lag. Raises when it cannot look."""
-        started = self._clock.now()
-        failures = 0
-        while True:
-            try:
-                match = [pod for pod in provider.pods() if pod.name == name]
-                failures = 0
-            except (TransientError, RateLimitedError):
-                failures += 1
-                match = []
-            if match:
-                return match[0].pod_id
-            over_lag = self._clock.now() - started >= provider.timing.listing_lag_s
-            if over_lag and failures == 0:
-                return None
-            if over_lag and failures > 10:
-                raise UnprovenError(
-                    f"{provider.name} cannot be asked whether {name} exists: it may still be billing", name=name
-                )
-            self._clock.sleep(max(0.2, provider.timing.absence_spacing_s))
-
-    def _settle_never(self, attempt: AttemptRecord, outcome: str, reason: str) -> None:
-        try:
-            self._ledger.record_never(attempt.id, outcome, reason, self._clock.now())
-        except FencedError:
-            # The renter recorded the pod's id in this very moment: destroy it as an ordinary pod.
-            self.destroy(self._attempt(attempt), outcome=outcome, reason=reason, report=lambda *_a, **_k: None)
-
-    def _adopt(self, attempt: AttemptRecord, pod_id: str) -> None:
-        try:
-            self._ledger.record_pod(attempt.id, pod_id, self._clock.now())
-        except FencedError:
-            return  # another actor wrote the same id first
-
-    def _receipt(
-        self, attempt: AttemptRecord, pod_id: str, proof: list[dict[str, Any]], gone_at: float
-    ) -> dict[str, Any]:
-        seconds = max(0.0, gone_at - attempt.intended)
-        return {
-            "run": attempt.run,
-            "provider": attempt.provider,
-            "pod_id": pod_id,
-            "pod_name": attempt.lease_name,
-            "machine_id": attempt.machine_id,
-            "gpu": attempt.gpu,
-            "price_usd_per_h": micros_to_usd(attempt.price_micros_per_h),
-            "rented_at": attempt.intended,
-            "gone_at": gone_at,
-            "proven_at": self._clock.now(),
-            "billed_seconds": round(seconds, 3),
-            "cost_micros": cost_micros(attempt.price_micros_per_h, seconds),
-            "proof": proof,
-        }
+        """Destroy until absence is proven; the list of what was asked and answered (see `pennypod.proof`)."""
+        return self._endings.prove_gone(Sought(provider, pod_id, name), patience_s=patience_s)
 
     def _attempt(self, attempt: AttemptRecord) -> AttemptRecord:
         return next(record for record in self._ledger.attempts(attempt.run) if record.id == attempt.id)
@@ -595,25 +462,6 @@ class Rental:
 def ours(pods: Sequence[Pod]) -> list[tuple[Pod, Lease]]:
     """The pods whose name carries a lease of ours; nothing else is ever touched."""
     return [(pod, lease) for pod in pods if (lease := parse_lease(pod.name)) is not None]
-
-
-def short(pod_id: str) -> str:
-    """Container engines have ids of 64 digits; twelve are plenty for people."""
-    return pod_id[:12]
-
-
-def _gone_since(proof: Sequence[Mapping[str, Any]], now: float) -> float:
-    """When the destroy was accepted after which every answer was "absent": there the meter stopped.
-
-    Where no acceptance went before them, the first of those answers counts.
-    """
-    since = now
-    for step in reversed(proof):
-        if step["answer"] == ("absent" if step["asked"] == "is it there" else "accepted"):
-            since = float(step["at"])
-        if step["answer"] != "absent":
-            break
-    return since
 
 
 def _given_up(pod: Pod) -> str:

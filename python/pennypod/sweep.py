@@ -9,11 +9,12 @@ for hours.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pennypod.clock import Clock
+from pennypod.ending import Ended, Ending
 from pennypod.errors import InputError, PennypodError
 from pennypod.escrow import Escrow
 from pennypod.ledger import AttemptRecord, AttemptState, Ledger, Outcome
@@ -198,83 +199,47 @@ def sweep(
 
     With `escrow`, the pods of runs whose key is on this machine get their grace for a checkpoint that is not home.
     """
-    rental = Rental(providers, ledger, clock)
-    swept = []
-    if not dry_run:
-        _ask_all(found, providers, ledger, clock.now(), lambda attempts: _released(escrow, attempts, report))
-    for target in found.due:
-        if dry_run:
-            swept.append(Swept(target, WOULD_DESTROY, _cost(target, clock.now())))
-            continue
-        try:
-            existed = _end(target, rental, providers[target.provider], ledger, report, patience_s)
-            if target.reason == DEADLINE_PASSED and target.run is not None:
-                _close(target.run, ledger, clock.now())
-        except PennypodError as exc:
-            swept.append(Swept(target, UNPROVEN, _cost(target, clock.now()), str(exc)))
-        except Exception as exc:  # noqa: BLE001 - the next pod must not bill on for a fault of ours with this one
-            why = f"{target.name} is not proven gone, by a fault in pennypod: {type(exc).__name__}: {exc}"
-            swept.append(Swept(target, UNPROVEN, _cost(target, clock.now()), why))
-        else:
-            action = DESTROYED if existed else NEVER_EXISTED
-            ended = replace(target, attempt=_attempt_now(target, ledger))
-            swept.append(Swept(ended, action, _cost(ended, clock.now()) if existed else 0.0))
-    return swept
+    if dry_run:
+        return [Swept(target, WOULD_DESTROY, _cost(target, clock.now())) for target in found.due]
+    work = [(target, _endings_for(target, ledger, clock.now())) for target in found.due]
+    every = [ending for _, endings in work for ending in endings]
+    release = None if escrow is None else escrow.release
+    results = iter(Rental(providers, ledger, clock).destroy_all(every, report, patience_s=patience_s, release=release))
+    return [_swept(target, [next(results) for _ in endings], ledger, clock.now()) for target, endings in work]
 
 
-def _released(escrow: Escrow | None, attempts: Sequence[AttemptRecord], report: Report) -> Iterable[AttemptRecord]:
-    return attempts if escrow is None else escrow.release(attempts, report)
-
-
-def _ask_all(
-    found: Survey,
-    providers: Mapping[str, Provider],
-    ledger: Ledger,
-    now: float,
-    release: Callable[[Sequence[AttemptRecord]], Iterable[AttemptRecord]],
-) -> None:
-    """Ask for every end before any is waited for: proofs take time, and the last pod in the row bills meanwhile."""
-    ours_to_save: dict[int, Target] = {}
-    for target in found.due:
-        attempt, pod = target.attempt, target.pod
-        if attempt is None or attempt.final:
-            _ask(target, providers)
-            continue
-        ours_to_save[attempt.id] = target
+def _endings_for(target: Target, ledger: Ledger, now: float) -> list[Ending]:
+    """What has to end for a target: the attempt that the ledger has open, and the listed pod where that is another."""
+    attempt, pod = _attempt_now(target, ledger), target.pod
+    endings = []
+    if attempt is not None and not attempt.final:
         with contextlib.suppress(PennypodError):  # a ledger that cannot be written to must not keep a pod alive
             if target.reason == DEADLINE_PASSED:
                 # Whoever still works on the run must not rent again: its time is over.
                 ledger.fence(attempt.run, target.reason)
             if pod is not None and attempt.pod_id is None:
                 ledger.record_pod(attempt.id, pod.pod_id, now)
-    attempts = [target.attempt for target in ours_to_save.values() if target.attempt is not None]
-    for released in release(attempts):
-        _ask(ours_to_save[released.id], providers)
-
-
-def _ask(target: Target, providers: Mapping[str, Provider]) -> None:
-    if target.pod is not None:
-        with contextlib.suppress(PennypodError):  # asked again, and told, where it is waited for
-            providers[target.provider].destroy(target.pod.pod_id)
-
-
-def _end(target: Target, rental: Rental, provider: Provider, ledger: Ledger, report: Report, patience_s: float) -> bool:
-    """Destroy and prove it. Returns whether there was a pod at all."""
-    attempt, pod = _attempt_now(target, ledger), target.pod
-    existed = pod is not None
-    if attempt is not None and not attempt.final:
-        receipt = rental.destroy(
-            attempt, outcome="cancelled", reason=target.reason, report=report, patience_s=patience_s
-        )
-        existed = existed or receipt is not None
-        if pod is None or (receipt is not None and receipt.get("pod_id") == pod.pod_id):
-            return existed
-    if pod is not None:
+        attempt = _attempt_now(target, ledger) or attempt
+        endings.append(Ending(attempt, "cancelled", target.reason))
+    if pod is not None and (attempt is None or attempt.final or attempt.pod_id != pod.pod_id):
         # No attempt of ours is open for it: the ledger is another one, or was wrong about this pod.
-        # A name without a lease need not be unique: another pod of that name must not count as this one.
-        name = target.name if target.lease is not None else pod.pod_id
-        rental.prove_gone(provider, pod.pod_id, name, patience_s=patience_s)
-    return existed
+        endings.append(Ending(pod, "cancelled", target.reason))
+    return endings
+
+
+def _swept(target: Target, ended: Sequence[Ended], ledger: Ledger, now: float) -> Swept:
+    error = next((one.error for one in ended if one.error is not None), None)
+    done = target
+    try:
+        if error is None and target.reason == DEADLINE_PASSED and target.run is not None:
+            _close(target.run, ledger, now)
+        done = replace(target, attempt=_attempt_now(target, ledger))
+    except PennypodError as exc:
+        error = error or exc
+    if error is not None:
+        return Swept(target, UNPROVEN, _cost(target, now), str(error))
+    existed = target.pod is not None or any(one.receipt is not None for one in ended)
+    return Swept(done, DESTROYED if existed else NEVER_EXISTED, _cost(done, now) if existed else 0.0)
 
 
 def _close(run: str, ledger: Ledger, now: float) -> None:

@@ -383,6 +383,38 @@ def test_graphql_refuses_a_key_with_status_200(api: ScriptedApi, runpod: RunpodP
         runpod.balance_micros()
 
 
+@pytest.mark.parametrize(
+    ("answer", "micros"),
+    [
+        (Answer(200, {"data": {"myself": {"currentSpendPerHr": 0.34}}}), 340_000),
+        (Answer(200, {"data": {"myself": {"currentSpendPerHr": 0}}}), 0),
+        (Answer(200, {"errors": [{"message": "Unauthorized"}], "data": None}), None),
+        (Answer(403, {"error": "no scope"}), None),
+        (Answer(410, {"error": "gone"}), None),
+    ],
+)
+def test_what_the_account_spends_where_it_is_told(
+    api: ScriptedApi, runpod: RunpodProvider, answer: Answer, micros: int | None
+) -> None:
+    api.on("POST /graphql", answer)
+    assert runpod.spend_micros_per_h() == micros
+
+
+@pytest.mark.parametrize("answer", [Answer(500), Answer(200, {"errors": [{"message": "Something went wrong"}]})])
+def test_spending_that_could_not_be_asked_for_is_not_zero(
+    api: ScriptedApi, runpod: RunpodProvider, answer: Answer
+) -> None:
+    api.on("POST /graphql", answer)
+    with pytest.raises(TransientError):
+        runpod.spend_micros_per_h()
+
+
+def test_a_full_page_without_a_word_about_more_is_no_whole_listing(api: ScriptedApi, runpod: RunpodProvider) -> None:
+    api.on("GET /v2/pods", Answer(200, {"pods": [{"id": f"pod{number}", "name": "x"} for number in range(100)]}))
+    with pytest.raises(TransientError):
+        runpod.pods()
+
+
 def test_the_bill_of_one_pod(api: ScriptedApi, runpod: RunpodProvider) -> None:
     record = {"podId": POD, "totalAmount": 0.02, "gpuAmount": 0.019, "cpuAmount": 0, "diskAmount": 0.001}
     api.on("GET /v2/billing/pods", Answer(200, {"records": [record], "metadata": {}}))

@@ -10,6 +10,9 @@ import sqlalchemy as sa
 
 SCHEMA_VERSION = 2
 
+UPGRADING, DESTROYING, RECEIPTS = (0x70656E6E79 + number for number in range(3))
+"""Locks of whole subjects, where the database has such by number: what other programs in it do not use."""
+
 metadata = sa.MetaData()
 
 meta = sa.Table(
@@ -98,4 +101,14 @@ quarantine = sa.Table(
     sa.Column("at", sa.Double, nullable=False),
     sa.Column("until", sa.Double, nullable=False),
     sa.Column("reason", sa.Text, nullable=False),
+)
+
+# When a pod's destroy was asked for, by whom ever, to pace the next call. Rows older than an hour are dropped.
+destroy_calls = sa.Table(
+    "destroy_calls",
+    metadata,
+    sa.Column("id", sa.Integer, primary_key=True, autoincrement=True),
+    sa.Column("provider", sa.String(32), nullable=False),
+    sa.Column("pod_id", sa.String(255), nullable=False, index=True),
+    sa.Column("at", sa.Double, nullable=False),
 )

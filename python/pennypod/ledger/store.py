@@ -338,6 +338,25 @@ class Ledger:
             )
             return True
 
+    def claim_destroy(
+        self, provider: str, pod_id: str, now: float, wait_s: Callable[[Sequence[float], float], float]
+    ) -> float:
+        """0 when the caller may call destroy now, which is then on record; else the seconds until somebody may.
+
+        `wait_s` gets the times of the calls before, in their order, and `now`. Of two processes one gets the claim.
+        """
+        table = schema.destroy_calls
+        same = (table.c.provider == provider) & (table.c.pod_id == pod_id)
+        with self._transaction() as tx:
+            _lock(tx, schema.DESTROYING)
+            tx.execute(table.delete().where(same & (table.c.at <= now - 3600)))
+            # A clock that was set back, or another machine's: counted as just now, lest it forbid every call till then.
+            tx.execute(table.update().where(same & (table.c.at > now)).values(at=now))
+            wait = wait_s(list(tx.execute(sa.select(table.c.at).where(same).order_by(table.c.id)).scalars()), now)
+            if wait <= 0:
+                tx.execute(table.insert().values(provider=provider, pod_id=pod_id, at=now))
+            return max(0.0, wait)
+
     def attempts(self, run: str) -> list[AttemptRecord]:
         with self._transaction() as tx:
             return _attempts(tx, run)
@@ -418,6 +437,12 @@ def _values(record: Any) -> dict[str, Any]:
 
 def _columns(row: sa.Row[Any]) -> dict[str, Any]:
     return dict(row._mapping)  # noqa: SLF001 - SQLAlchemy's documented way, underscored so that no column can hide it
+
+
+def _lock(tx: Connection, number: int) -> None:
+    """One transaction at a time, for steps that are about no single row. SQLite has the write lock already."""
+    if tx.dialect.name == "postgresql":
+        tx.execute(sa.select(sa.func.pg_advisory_xact_lock(number)))
 
 
 def _run(tx: Connection, run: str, *, lock: bool = False) -> RunRecord:

@@ -13,7 +13,6 @@ from sqlalchemy.schema import CreateColumn
 from pennypod.ledger import schema
 
 _VERSION = "schema_version"
-_LOCK = 0x70656E6E79  # any number that other programs of the same database do not use
 
 
 def bring_up_to_date(connection: Connection) -> str | None:
@@ -24,7 +23,7 @@ def bring_up_to_date(connection: Connection) -> str | None:
     brought up to date (a newer one, or no number), having changed nothing; None when all is well.
     """
     if connection.dialect.name == "postgresql":
-        connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK)))
+        connection.execute(sa.select(sa.func.pg_advisory_xact_lock(schema.UPGRADING)))
     found = _version(connection)
     if found is not None and not (found.isdecimal() and 1 <= int(found) <= schema.SCHEMA_VERSION):
         return found

@@ -67,7 +67,7 @@ class Provider(Protocol):
         """One pod, or None only when the provider says plainly that there is none."""
 
     def destroy(self, pod_id: str) -> None:
-        """Ask for the end of a pod. Idempotent; returning is not proof (see rental.prove_gone)."""
+        """Ask once for the end of a pod. Idempotent; returning is no proof, and `pennypod.proof` asks again."""
 
     def host_keys(self, pod_id: str) -> list[str]:
         """The pod's SSH host keys ("ssh-ed25519 AAAA...") over an authenticated channel; empty where there is none."""
@@ -98,3 +98,11 @@ def last_words(lines: Sequence[str], limit: int = 200) -> str:
     complaints = [line for line in said if _COMPLAINT.search(line)]
     line = (complaints or said or [""])[-1]
     return line if len(line) <= limit else line[: limit - 3] + "..."
+
+
+@runtime_checkable
+class TellsSpend(Protocol):
+    """A provider that says what the account spends per hour: a view of its own of what still bills."""
+
+    def spend_micros_per_h(self) -> int | None:
+        """What the account's pods cost per hour now; None where this key may not know. Raises on a passing fault."""

@@ -169,17 +169,21 @@ class Http:
         params: Mapping[str, str] | None = None,
         body: Any = None,
         final_errors: Sequence[str] = (),
+        attempts: int | None = None,
     ) -> Reply:
         """A call that may be made again: reads, deletes, searches. Any answer but a passing fault is returned.
+
+        `attempts` bounds how often; 1 where the caller has a pace of its own.
 
         Raises TransientError when the fault does not pass, RateLimitedError when the service wants a longer pause than
         this transport waits, or answers 429 with an `error` of `final_errors` (a used-up daily quota, say).
         """
-        for attempt in range(1, self._attempts + 1):
+        last = self._attempts if attempts is None else attempts
+        for attempt in range(1, last + 1):
             try:
                 reply = self._send(method, path, endpoint, params, body, READ_S)
             except _FAULTS as exc:
-                if attempt == self._attempts:
+                if attempt == last:
                     raise TransientError(f"{self._what(method, path)}: {self._fault(exc)}, {attempt} times") from None
                 self._clock.sleep(self._pause(attempt))
                 continue
@@ -189,7 +193,7 @@ class Http:
                 return reply
             told = reply.retry_after_s(self._clock.now())
             wait = self._pause(attempt) if told is None else max(0.1, told)
-            over = wait > self._limit or attempt == self._attempts
+            over = wait > self._limit or attempt == last
             if reply.status == _TOO_MANY:
                 if over or str(reply.fields.get("error")) in final_errors:
                     raise self.rate_limited(reply, endpoint)

@@ -163,6 +163,8 @@ class RunpodProvider:
                 raise TransientError("runpod: the listing holds no list of pods")
             yield from rows
             paging = page.get("pagination")
+            if not isinstance(paging, dict) and len(rows) == _PAGE_ROWS:
+                raise TransientError("runpod: the listing fills its page and does not say whether there is more")
             paging = paging if isinstance(paging, dict) else {}
             following = paging.get("nextCursor")
             if not following and not paging.get("hasNextPage"):
@@ -187,7 +189,7 @@ class RunpodProvider:
 
     def destroy(self, pod_id: str) -> None:
         """Terminate a pod; one that is already gone is fine."""
-        reply = self._http.request("DELETE", f"/v2/pods/{_id(pod_id)}")
+        reply = self._http.request("DELETE", f"/v2/pods/{_id(pod_id)}", attempts=1)
         if reply.ok or _says_not_found(reply):
             return
         raise self._error(reply, "terminate")
@@ -207,21 +209,33 @@ class RunpodProvider:
 
     def balance_micros(self) -> int | None:
         """Money left, by GraphQL, the only place that tells. None once that API is gone, as announced."""
-        query = {"query": "query { myself { clientBalance } }"}
+        balance = self._account("clientBalance")
+        return None if balance is None else usd_to_micros(balance)
+
+    def spend_micros_per_h(self) -> int | None:
+        """What the account spends now, network volumes included. None where the key or the service does not tell."""
+        try:
+            spending = self._account("currentSpendPerHr")
+        except (AuthError, InvalidError):
+            return None  # a key that is good for pods need not be for the account
+        return None if spending is None else usd_to_micros(spending)
+
+    def _account(self, number: str) -> float | None:
+        """A number of the account as GraphQL shows it; None where that API is gone."""
+        query = {"query": f"query {{ myself {{ {number} }} }}"}
         reply = self._http.request("POST", "/graphql", body=query)
         if reply.status == 410:
             return None
-        answer = self._checked(reply, "the balance")
+        answer = self._checked(reply, number)
         errors = answer.get("errors")
         if isinstance(errors, list) and errors:
             said = self._http.clean(str(errors[0].get("message") if isinstance(errors[0], dict) else errors[0]))
             if "unauthorized" in said.casefold():
                 raise AuthError(f"runpod refuses the key: {said}: check {KEY_VARIABLE}")
-            raise TransientError(f"runpod: the balance: {said}")
+            raise TransientError(f"runpod: {number}: {said}")
         data = answer.get("data")
         myself = data.get("myself") if isinstance(data, dict) else None
-        balance = _float(myself.get("clientBalance")) if isinstance(myself, dict) else None
-        return None if balance is None else usd_to_micros(balance)
+        return _float(myself.get(number)) if isinstance(myself, dict) else None
 
     def charges(self, hours: int, pod_id: str = "") -> list[dict[str, Any]]:
         """Invoiced amounts of the last `hours`, hour by hour: podId, totalAmount, gpuAmount, diskAmount."""

@@ -166,14 +166,14 @@ class VastProvider:
     # --- what exists --------------------------------------------------------------------------------------------------
 
     def pods(self) -> list[Pod]:
-        """Every instance of the account, all pages. A listing shorter than its own total is read again."""
-        found: dict[str, Pod] = {}
-        for _ in range(_LISTINGS):
-            rows, total = self._rows()
-            found |= {pod.pod_id: pod for pod in map(_pod, rows)}
+        """Every instance of the account, all pages. A listing that stays shorter than its own total is none."""
+        rows, total = self._rows()
+        for attempt in range(_LISTINGS):
+            if attempt:
+                rows, total = self._rows()
             if len(rows) >= total:
-                break
-        return list(found.values())
+                return [_pod(row) for row in {str(row.get("id")): row for row in rows}.values()]
+        raise TransientError(f"vast: the listing shows {len(rows)} of {total} instances")
 
     def _rows(self) -> tuple[list[dict[str, Any]], int]:
         """All rows of one listing, and how many there are by its own count."""
@@ -220,7 +220,7 @@ class VastProvider:
     def destroy(self, pod_id: str) -> None:
         """Destroy an instance; one that is already gone is fine. `success: false` is a failure."""
         path = f"/api/v0/instances/{_number(pod_id)}/"
-        reply = self._http.request("DELETE", path, body={}, endpoint="destroy")
+        reply = self._http.request("DELETE", path, body={}, endpoint="destroy", attempts=1)
         if self._is_absent(reply):
             return
         answer = self._checked(reply, "destroy")
@@ -265,6 +265,17 @@ class VastProvider:
         user = self._checked(self._http.request("GET", "/api/v0/users/current/", endpoint="user"), "user")
         amounts = [float(user[name]) for name in ("credit", "balance") if isinstance(user.get(name), (int, float))]
         return usd_to_micros(max(amounts)) if amounts else None
+
+    def spend_micros_per_h(self) -> int | None:
+        """What computing and the instances' own disks cost now; volumes, which outlive instances, are left out."""
+        try:
+            rates = self.spend_rate()
+        except (AuthError, InvalidError):
+            return None  # a key that is good for instances need not be for the account
+        parts = [_float(rates.get(name)) for name in ("gpu_cost_per_hour", "container_storage_cost_per_hour")]
+        if parts[0] is None:
+            raise TransientError("vast: the spend rate holds no cost per hour")
+        return usd_to_micros(sum(part for part in parts if part is not None))
 
     def spend_rate(self) -> dict[str, Any]:
         """What the account spends per hour now; `has_active_resources` is false when nothing is left."""
