@@ -143,7 +143,7 @@ from pennypod.ansible import run_module
 from pennypod.clock import SystemClock
 from pennypod.errors import InputError
 from pennypod.events import Events
-from pennypod.podwork import POD_OPTIONS, Fence, connect, show_bytes
+from pennypod.podwork import POD_OPTIONS, Fence, connect, counted, show_bytes
 from pennypod.settings import load_settings
 from pennypod.ssh import Ssh
 from pennypod.transfer import Preview, UploadPlan, plan_upload, preview, upload
@@ -186,7 +186,8 @@ def _ship(options: dict[str, Any], ssh: Ssh, plan: UploadPlan) -> dict[str, Any]
     events = Events(settings.run_dir(options["run"]), options["run"])
     events.emit("dataset", f"{plan.files} files, {plan.bytes / 1e6:.1f} MB to ship", total_bytes=plan.bytes)
     on_progress = show_bytes(events, "dataset", "shipped", clock, Fence(settings, options["run"], clock))
-    done = upload(ssh, plan, options["pod_home"], on_progress=on_progress)
+    with counted(settings, options["run"], ssh):
+        done = upload(ssh, plan, options["pod_home"], on_progress=on_progress)
     rate = done.bytes / max(done.seconds, 1e-3)
     events.emit(
         "dataset",

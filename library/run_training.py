@@ -214,7 +214,7 @@ from pennypod.errors import InputError, TrainingError
 from pennypod.escrow import EscrowPlan, write_plan
 from pennypod.events import Events
 from pennypod.model.money import usd_to_micros
-from pennypod.podwork import POD_OPTIONS, Fence, PodWatch, connect, show_bytes
+from pennypod.podwork import POD_OPTIONS, Fence, PodWatch, connect, counted, show_bytes
 from pennypod.settings import load_settings
 from pennypod.training import Launched, TrainingResult, WatchPlan, launch, watch, would_launch
 from pennypod.transfer import Fetched
@@ -381,7 +381,9 @@ def artifact(fetched: Fetched) -> dict[str, Any]:
 
 
 def body(module: AnsibleModule) -> dict[str, Any]:
-    return Training(module).body()
+    training = Training(module)
+    with counted(training.settings, module.params["run"], training.ssh):
+        return training.body()
 
 
 def main() -> None:

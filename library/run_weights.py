@@ -124,7 +124,7 @@ from pennypod.ansible import run_module
 from pennypod.clock import SystemClock
 from pennypod.errors import PennypodError, SshError, WeightsError
 from pennypod.events import Events
-from pennypod.podwork import POD_OPTIONS, Fence, connect, show_bytes
+from pennypod.podwork import POD_OPTIONS, Fence, connect, counted, show_bytes
 from pennypod.settings import load_settings
 from pennypod.transfer import Fetched
 from pennypod.weights import (
@@ -154,7 +154,7 @@ class Weights:
     def __init__(self, module: AnsibleModule) -> None:
         self.module = module
         self.options: dict[str, Any] = module.params
-        settings = load_settings()
+        settings = self.settings = load_settings()
         run = self.options["run"]
         self.clock = SystemClock()
         self.events = Events(settings.run_dir(run), run)
@@ -265,7 +265,9 @@ def artifact(fetched: Fetched, kind: str) -> dict[str, Any]:
 
 
 def body(module: AnsibleModule) -> dict[str, Any]:
-    return Weights(module).body()
+    weights = Weights(module)
+    with counted(weights.settings, module.params["run"], weights.ssh):
+        return weights.body()
 
 
 def main() -> None:

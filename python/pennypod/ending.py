@@ -7,14 +7,14 @@ in the step that marks the attempt as gone, and whatever is not proven stays on 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pennypod.clock import Clock
 from pennypod.errors import FencedError, PennypodError, RateLimitedError, TransientError, UnprovenError
 from pennypod.ledger import AttemptRecord, Ledger
 from pennypod.model.ids import parse_lease
-from pennypod.model.money import cost_micros, format_usd, micros_to_usd
+from pennypod.model.money import format_usd, micros_to_usd
 from pennypod.model.pod import Pod
 from pennypod.proof import DestroyCalls, Proof, Sought, gone_since, prove_all
 from pennypod.providers.base import Provider
@@ -233,7 +233,7 @@ def receipt_of(
     attempt: AttemptRecord, pod_id: str, proof: Sequence[Mapping[str, Any]], gone_at: float
 ) -> dict[str, Any]:
     """What a receipt says. Money in micro-dollars, times in Unix seconds."""
-    seconds = max(0.0, gone_at - attempt.intended)
+    billed = replace(attempt, gone=gone_at)
     return {
         "run": attempt.run,
         "provider": attempt.provider,
@@ -241,12 +241,12 @@ def receipt_of(
         "pod_name": attempt.lease_name,
         "machine_id": attempt.machine_id,
         "gpu": attempt.gpu,
-        "price_usd_per_h": micros_to_usd(attempt.price_micros_per_h),
+        "price_usd_per_h": micros_to_usd(attempt.price_now),
         "rented_at": attempt.intended,
         "gone_at": gone_at,
         "proven_at": proof[-1]["at"],
-        "billed_seconds": round(seconds, 3),
-        "cost_micros": cost_micros(attempt.price_micros_per_h, seconds),
+        "billed_seconds": round(billed.billed_seconds(gone_at), 3),
+        "cost_micros": billed.cost_micros(gone_at),
         "proof": list(proof),
     }
 

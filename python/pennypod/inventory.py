@@ -13,12 +13,14 @@ import re
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pennypod.errors import InputError, PennypodError, ProviderError
 from pennypod.model.ids import PREFIX, Lease, parse_lease
-from pennypod.model.money import cost_micros, micros_to_usd
+from pennypod.model.meter import PodMeter
+from pennypod.model.money import micros_to_usd
 from pennypod.providers.local import engine_installed
 from pennypod.providers.registry import LOCAL, all_providers
 
@@ -164,9 +166,11 @@ def _pod_entry(pod: Pod, lease: Lease | None, run: RunRecord | None, attempt: At
         "state": pod.state.value,
         "group": "billing" if pod.billing else "stopped",
         "orphan": not live,
-        # The ledger's clock started at the create call, before the provider's: the two must not disagree on cost.
+        # Age by the ledger's clock, which started at the create call.
         "since": attempt.intended if attempt else pod.created,
         "price_micros_per_h": pod.price_micros_per_h,
+        # What the ledger knows of the meter counts, so that nobody is told two costs of one pod.
+        "meter": _meter(attempt, pod),
         "address": _address(pod, attempt),
     }
 
@@ -189,9 +193,22 @@ def _attempt_entry(attempt: AttemptRecord, run: RunRecord) -> dict[str, Any]:
         "group": "unproven",
         "orphan": False,
         "since": attempt.intended,
-        "price_micros_per_h": attempt.price_micros_per_h,
+        "price_micros_per_h": attempt.price_now,
+        "meter": _meter(attempt, None),
         "address": _address(None, attempt),
     }
+
+
+def _meter(attempt: AttemptRecord | None, pod: Pod | None) -> dict[str, Any] | None:
+    """A `PodMeter` as a dict; None when nothing is known to have been made."""
+    known = attempt.meter if attempt is not None else None
+    if known is None and pod is not None:
+        known = PodMeter(pod.price_micros_per_h, made=pod.created, computing=pod.created)
+    return None if known is None else asdict(known)
+
+
+def _cost_micros(meter: Mapping[str, Any] | None, now: float) -> int:
+    return 0 if meter is None else PodMeter(**meter).micros(now)
 
 
 def _address(pod: Pod | None, attempt: AttemptRecord | None) -> dict[str, Any] | None:
@@ -258,7 +275,7 @@ def _variables(entry: Mapping[str, Any], runs_dir: Path, now: float) -> dict[str
         "pennypod_state": entry["state"],
         "pennypod_price_usd_per_h": micros_to_usd(entry["price_micros_per_h"]),
         "pennypod_age_s": round(age, 1),
-        "pennypod_cost_so_far_usd": micros_to_usd(cost_micros(entry["price_micros_per_h"], age)),
+        "pennypod_cost_so_far_usd": micros_to_usd(_cost_micros(entry["meter"], now)),
         "pennypod_deadline": deadline,
         "pennypod_overdue": deadline is not None and now > deadline,
         "pennypod_may_still_be_billing": entry["group"] != "stopped",

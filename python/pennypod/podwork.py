@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from pennypod.errors import FencedError, PennypodError
 from pennypod.ledger import Ledger, open_ledger
+from pennypod.model import netdev
 from pennypod.model.pod import PodState
 from pennypod.providers.registry import open_provider
 from pennypod.ssh import Ssh, SshTarget, control_path
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from pennypod.clock import Clock
     from pennypod.events import Events
@@ -98,6 +99,29 @@ class Fence:
     def _ledger(self) -> Ledger:
         self._opened = self._opened or open_ledger(self._settings)
         return self._opened
+
+
+@contextlib.contextmanager
+def counted(settings: Settings, run: str, ssh: Ssh) -> Iterator[None]:
+    """Write the pod's traffic down in the ledger, however the work on it ends: some providers charge by the byte.
+
+    The pod's own count is asked for, since it holds what the pod fetched from elsewhere. Where the work has failed, or
+    the pod does not tell, what we have moved ourselves is added.
+    """
+    sent, fetched = ssh.traffic.sent, ssh.traffic.fetched
+    whole: tuple[int, int] | None = None
+    try:
+        yield
+        with contextlib.suppress(PennypodError):
+            whole = netdev.received_and_sent(
+                ssh.run(f"cat {netdev.PATH}", timeout_s=10).stdout.decode("ascii", "replace")
+            )
+    finally:
+        with contextlib.suppress(PennypodError), contextlib.closing(open_ledger(settings)) as ledger:
+            if whole is not None:
+                ledger.record_traffic(run, sent=whole[0], fetched=whole[1])
+            else:
+                ledger.add_traffic(run, sent=ssh.traffic.sent - sent, fetched=ssh.traffic.fetched - fetched)
 
 
 class PodWatch:

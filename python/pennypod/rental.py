@@ -29,7 +29,8 @@ from pennypod.errors import (
     TransientError,
     UnprovenError,
 )
-from pennypod.ledger import AttemptRecord, AttemptState, Ledger, QuarantineRecord
+from pennypod.ledger import AttemptRecord, AttemptState, Ledger, PassedOverRecord, QuarantineRecord
+from pennypod.metering import MeterReader, pause_s
 from pennypod.model.ids import Lease, RandomBelow, parse_lease, random_base32
 from pennypod.model.money import cost_micros, format_usd, micros_to_usd
 from pennypod.model.offer import Offer, Order
@@ -153,6 +154,7 @@ class Rental:
                 self._refuse_beyond_limits(request, offer, first=not (tried or rungs))
             except (BudgetError, NotReadyError) as exc:
                 rungs.append({"offer": offer.offer_id, "machine_id": offer.machine_id, **exc.as_failure()})
+                self._ledger.record_passed_over(_passed_over(request.run, offer, exc, self._clock.now()))
                 report("rent", f"{_describe(offer)}: {exc}")
                 continue
             try:
@@ -227,7 +229,7 @@ class Rental:
         pinned: Sequence[str],
         limit_s: float,
     ) -> Tenancy:
-        pod = self._wait_until_running(attempt.run, provider, pod_id, report)
+        pod = self._wait_until_running(attempt, provider, pod_id, report)
         ways_in = self._ways_in(provider, pod, public_key, report)
         address = login.log_in(ways_in, provider.host_keys(pod_id) or pinned, limit_s)
         report("rent", f"logged in to {address.host}:{address.port} again")
@@ -340,7 +342,7 @@ class Rental:
         report: Report,
     ) -> Tenancy:
         started = self._clock.now()
-        pod = self._wait_until_running(request.run, provider, pod_id, report)
+        pod = self._wait_until_running(attempt, provider, pod_id, report)
         left = max(5.0, provider.timing.start_limit_s - (self._clock.now() - started))
         ways_in = self._ways_in(provider, pod, request.public_key, report)
         address = login.log_in(ways_in, provider.host_keys(pod_id), left)
@@ -383,16 +385,19 @@ class Rental:
             # The create call has brought the key along as well; whether a login works is what counts.
             report("rent", f"pod {short(pod_id)}: the key could not be attached: {exc}")
 
-    def _wait_until_running(self, run: str, provider: Provider, pod_id: str, report: Report) -> Pod:
+    def _wait_until_running(self, attempt: AttemptRecord, provider: Provider, pod_id: str, report: Report) -> Pod:
         """Progress extends patience, a terminal state ends it at once, nothing waits without a limit."""
         timing = provider.timing
         started = changed = self._clock.now()
         seen: tuple[Any, ...] = ()
+        meter = MeterReader(self._ledger, self._attempt(attempt), report)
         while True:
-            self._ledger.raise_if_fenced(run)
+            self._ledger.raise_if_fenced(attempt.run)
+            asked = self._clock.now()
             pod = self._look(provider, pod_id)
             now = self._clock.now()
             if pod is not None:
+                meter.note(pod, asked, now)
                 if pod.state is PodState.RUNNING and pod.address is not None:
                     return pod
                 if pod.state in (PodState.FAILED, PodState.STOPPED):
@@ -407,7 +412,8 @@ class Rental:
                 raise NotReadyError(f"pod {short(pod_id)} showed no progress for {timing.start_patience_s:.0f} s")
             if now - started > timing.start_limit_s:
                 raise NotReadyError(f"pod {short(pod_id)} was not up within {timing.start_limit_s:.0f} s")
-            self._clock.sleep(timing.poll_s)
+            running = pod is not None and pod.state is PodState.RUNNING
+            self._clock.sleep(pause_s(now - started, timing.poll_s, running=running))
 
     def _look(self, provider: Provider, pod_id: str) -> Pod | None:
         """One look at a starting pod; a passing fault is no news, so it reads as "not seen yet" only by raising."""
@@ -457,6 +463,20 @@ class Rental:
 
     def _attempt(self, attempt: AttemptRecord) -> AttemptRecord:
         return next(record for record in self._ledger.attempts(attempt.run) if record.id == attempt.id)
+
+
+def _passed_over(run: str, offer: Offer, why: PennypodError, at: float) -> PassedOverRecord:
+    return PassedOverRecord(
+        run=run,
+        at=at,
+        provider=offer.provider,
+        offer_id=offer.offer_id,
+        machine_id=offer.machine_id,
+        gpu=offer.gpu,
+        price_micros_per_h=offer.price_micros_per_h,
+        code=why.code,
+        reason=str(why),
+    )
 
 
 def ours(pods: Sequence[Pod]) -> list[tuple[Pod, Lease]]:

@@ -19,6 +19,7 @@ from pennypod.ledger import (
     AttemptState,
     Ledger,
     Outcome,
+    PassedOverRecord,
     RunRecord,
     StageRecord,
     WeightsAtEnd,
@@ -42,13 +43,14 @@ def run_document(ledger: Ledger, run: str, now: float) -> dict[str, Any]:
         "job": record.job,
         "provider": winner.provider if winner else None,
         "gpu": winner.gpu if winner else None,
-        "price_usd_per_h": micros_to_usd(winner.price_micros_per_h) if winner else None,
+        "price_usd_per_h": micros_to_usd(winner.price_now) if winner else None,
         "started": record.created,
         "deadline": record.deadline,
         "closed": record.closed,
         "worst_case_usd": None if record.worst_case_micros is None else micros_to_usd(record.worst_case_micros),
         "stages": {name: _seconds(stages[name], record.closed, now) for name in STAGES if name in stages},
         "attempts": [_attempt_document(attempt, now) for attempt in attempts],
+        "passed_over": [_passed_over_document(record) for record in ledger.passed_over(run)],
         "ssh": _ssh_document(winner),
         "billed_seconds": round(sum(attempt.billed_seconds(now) for attempt in attempts), 3),
         "cost_usd": micros_to_usd(cost),
@@ -148,6 +150,8 @@ def summary(document: dict[str, Any], *, closing: bool = True) -> RenderableType
     lost = [attempt for attempt in document["attempts"] if attempt["outcome"] not in ("ready", "done")]
     for attempt in lost:
         lines.append(Text(f"attempt     {attempt['provider']}/{attempt['machine_id']}: {attempt['reason']}"))
+    for offer in document["passed_over"]:
+        lines.append(Text(f"passed over {offer['provider']}/{offer['machine_id']}: {offer['reason']}"))
     if document["gpu"]:
         lines.append(
             Text(f"pod         {document['gpu']} on {document['provider']}, ${document['price_usd_per_h']:.4f}/h")
@@ -215,12 +219,31 @@ def _attempt_document(attempt: AttemptRecord, now: float) -> dict[str, Any]:
         "pod_name": attempt.lease_name,
         "machine_id": attempt.machine_id,
         "gpu": attempt.gpu,
-        "price_usd_per_h": micros_to_usd(attempt.price_micros_per_h),
+        "price_usd_per_h": micros_to_usd(attempt.price_now),
         "state": attempt.state.value,
         "outcome": attempt.outcome or attempt.state.value,
         "reason": attempt.reason,
         "billed_seconds": round(attempt.billed_seconds(now), 3),
         "cost_usd": micros_to_usd(attempt.cost_micros(now)),
+        "cost_parts_usd": {} if attempt.meter is None else _usd(attempt.meter.parts(now)),
+        "sent_bytes": attempt.sent_bytes or 0,
+        "fetched_bytes": attempt.fetched_bytes or 0,
+    }
+
+
+def _usd(parts: Mapping[str, int]) -> dict[str, float]:
+    return {kind: micros_to_usd(micros) for kind, micros in parts.items()}
+
+
+def _passed_over_document(record: PassedOverRecord) -> dict[str, Any]:
+    return {
+        "at": record.at,
+        "provider": record.provider,
+        "machine_id": record.machine_id,
+        "gpu": record.gpu,
+        "price_usd_per_h": micros_to_usd(record.price_micros_per_h),
+        "outcome": record.code,
+        "reason": record.reason,
     }
 
 

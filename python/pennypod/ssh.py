@@ -101,11 +101,20 @@ class SshTarget:
         return shlex.join([*self.login_command(), *(["--", remote] if remote else [])])
 
 
-class Ssh:
-    """Runs commands on one target. Safe to use from several threads."""
+@dataclass(slots=True)
+class Traffic:
+    """Bytes that went to a pod and came from it, as we handed them to ssh and got them from it."""
 
-    def __init__(self, target: SshTarget) -> None:
+    sent: int = 0
+    fetched: int = 0
+
+
+class Ssh:
+    """Runs commands on one target. Safe to use from several threads. `traffic` counts what files weigh."""
+
+    def __init__(self, target: SshTarget, traffic: Traffic | None = None) -> None:
         self.target = target
+        self.traffic = Traffic() if traffic is None else traffic
         if target.control_path is not None:
             _check_control_path(target.control_path)
 
@@ -159,7 +168,7 @@ class Ssh:
 
     def fresh(self) -> Ssh:
         """The same target without the shared connection: every command logs in anew."""
-        return Ssh(replace(self.target, control_path=None))
+        return Ssh(replace(self.target, control_path=None), self.traffic)
 
     def close(self) -> None:
         """End the shared connection, if there is one. Never raises."""

@@ -19,7 +19,8 @@ from pennypod.errors import InputError, PennypodError
 from pennypod.escrow import Escrow
 from pennypod.ledger import AttemptRecord, AttemptState, Ledger, Outcome
 from pennypod.model.ids import PREFIX, Lease, parse_lease
-from pennypod.model.money import cost_micros, micros_to_usd
+from pennypod.model.meter import PodMeter
+from pennypod.model.money import micros_to_usd
 from pennypod.model.pod import Pod, PodState
 from pennypod.providers.base import Provider
 from pennypod.rental import Rental
@@ -257,4 +258,5 @@ def _cost(target: Target, now: float) -> float:
         return micros_to_usd(target.attempt.cost_micros(now))
     if target.pod is None:
         return 0.0
-    return micros_to_usd(cost_micros(target.pod.price_micros_per_h, max(0.0, now - target.pod.created)))
+    made = target.pod.created
+    return micros_to_usd(PodMeter(target.pod.price_micros_per_h, made=made, computing=made).micros(now))

@@ -18,6 +18,7 @@ import requests
 from pennypod.providers.local.engine import Engine, find_engine
 from pennypod.settings import load_settings
 from pennypod.simulator.pods import LABEL
+from workspace import wait_until
 
 # The first use on a machine builds the image: a minute or two, several on a busy one.
 pytestmark = [pytest.mark.heavy, pytest.mark.pod, pytest.mark.timeout(1200), pytest.mark.xdist_group("simulator_pods")]
@@ -150,7 +151,7 @@ def test_a_vast_pod_takes_the_keys_that_are_attached_and_runs_onstart(sim: Runni
     assert ssh(address, key, "cat /root/told").stdout.decode().split() == [str(number), made["instance_api_key"]]
     assert [name for name in containers(sim) if str(number) in name]
     sim("DELETE", f"/api/v0/instances/{number}/", {}, key=made["instance_api_key"])
-    assert not [name for name in containers(sim) if str(number) in name], "its own key ended it, container and all"
+    wait_until(lambda: not [name for name in containers(sim) if str(number) in name], 20, "its own key ended it")
 
 
 def test_vast_keeps_a_stopped_pods_disk(sim: Running, key: tuple[Path, str]) -> None:

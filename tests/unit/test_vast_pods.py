@@ -198,13 +198,15 @@ def test_pull_progress_shows_and_changes() -> None:
 
 @given(
     st.dictionaries(
-        st.sampled_from(["actual_status", "intended_status", "cur_state", "status_msg", "ports", "ssh_port", "label"]),
+        st.sampled_from(
+            ["actual_status", "intended_status", "cur_state", "status_msg", "ports", "ssh_port", "label", "uptime_mins"]
+        ),
         st.none() | st.text(max_size=20) | st.integers() | st.lists(st.integers(), max_size=2) | st.booleans(),
     )
 )
 def test_whatever_a_row_holds_it_is_a_state_or_an_error_of_ours(changes: dict[str, Any]) -> None:
     with contextlib.suppress(PennypodError):
-        assert _pod(instance_row(**changes)).state in PodState
+        assert _pod(instance_row(**changes), 1764600000.0).state in PodState
 
 
 def test_the_direct_way_comes_first_and_the_proxy_second(api: ScriptedApi, vast: VastProvider) -> None:

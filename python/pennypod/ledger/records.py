@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
-from pennypod.model.money import cost_micros
+from pennypod.model.meter import PodMeter
 
 
 class AttemptState(StrEnum):
@@ -105,19 +105,64 @@ class AttemptRecord:
     estimated_micros: int | None = None
     invoiced_micros: int | None = None
     receipt: dict[str, Any] | None = None
+    disk_micros_per_h: int | None = None
+    traffic_in_micros_per_gb: int | None = None
+    traffic_out_micros_per_gb: int | None = None
+    computing_from: float | None = None  # not before this, by what the provider has shown
+    computing_seen: float | None = None  # when it was first seen running; from then on `computing_from` stands
+    price_steps: list[list[float]] | None = None  # [since, all-in micro-dollars per hour]
+    sent_bytes: int | None = None
+    fetched_bytes: int | None = None
 
     @property
     def final(self) -> bool:
         return self.state in FINAL_STATES
 
-    def billed_seconds(self, now: float) -> float:
-        """Seconds the meter has run, from the create call on: the provider's own clock starts no earlier."""
+    @property
+    def meter(self) -> PodMeter | None:
+        """What is known of the pod's meter; None while there is no pod, and when none ever came of it."""
         if self.state is AttemptState.NEVER or self.rented is None:
-            return 0.0
-        return max(0.0, (self.gone if self.gone is not None else now) - self.intended)
+            return None
+        return PodMeter(
+            price_micros_per_h=self.price_micros_per_h,
+            made=self.intended,  # the create call: the provider's own clock starts no earlier
+            computing=self.intended if self.computing_from is None else self.computing_from,
+            disk_micros_per_h=self.disk_micros_per_h or 0,
+            ended=self.gone,
+            sent_bytes=self.sent_bytes or 0,
+            fetched_bytes=self.fetched_bytes or 0,
+            in_micros_per_gb=self.traffic_in_micros_per_gb or 0,
+            out_micros_per_gb=self.traffic_out_micros_per_gb or 0,
+            steps=tuple((since, int(price)) for since, price in self.price_steps or ()),
+        )
+
+    @property
+    def price_now(self) -> int:
+        """The all-in price per hour that the provider has shown last, in micro-dollars."""
+        return int(self.price_steps[-1][1]) if self.price_steps else self.price_micros_per_h
+
+    def billed_seconds(self, now: float) -> float:
+        """For how long the pod has been charged for computing."""
+        return 0.0 if self.meter is None else self.meter.seconds(now)
 
     def cost_micros(self, now: float) -> int:
-        return cost_micros(self.price_micros_per_h, self.billed_seconds(now))
+        """What the attempt has cost by `now`: computing, disk and traffic."""
+        return 0 if self.meter is None else self.meter.micros(now)
+
+
+@dataclass(frozen=True, slots=True)
+class PassedOverRecord:
+    """An offer that was not even asked for, and why. `code` is the error's."""
+
+    run: str
+    at: float
+    provider: str
+    offer_id: str
+    machine_id: str
+    gpu: str
+    price_micros_per_h: int
+    code: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,7 +71,30 @@ attempts = sa.Table(
     sa.Column("estimated_micros", sa.BigInteger),
     sa.Column("invoiced_micros", sa.BigInteger),
     sa.Column("receipt", sa.JSON),
+    sa.Column("disk_micros_per_h", sa.BigInteger),
+    sa.Column("traffic_in_micros_per_gb", sa.BigInteger),
+    sa.Column("traffic_out_micros_per_gb", sa.BigInteger),
+    sa.Column("computing_from", sa.Double),
+    sa.Column("computing_seen", sa.Double),
+    sa.Column("price_steps", sa.JSON),
+    sa.Column("sent_bytes", sa.BigInteger),
+    sa.Column("fetched_bytes", sa.BigInteger),
     sa.UniqueConstraint("run", "attempt"),
+)
+
+passed_over = sa.Table(
+    "passed_over",
+    metadata,
+    sa.Column("id", sa.Integer, primary_key=True, autoincrement=True),
+    sa.Column("run", sa.String(64), sa.ForeignKey("runs.run"), nullable=False, index=True),
+    sa.Column("at", sa.Double, nullable=False),
+    sa.Column("offer_id", sa.String(255), nullable=False),
+    sa.Column("provider", sa.String(32), nullable=False),
+    sa.Column("machine_id", sa.String(255), nullable=False),
+    sa.Column("gpu", sa.String(128), nullable=False),
+    sa.Column("price_micros_per_h", sa.BigInteger, nullable=False),
+    sa.Column("code", sa.String(32), nullable=False),
+    sa.Column("reason", sa.Text, nullable=False),
 )
 
 stages = sa.Table(

@@ -24,6 +24,7 @@ from pennypod.ledger.records import (
     AttemptRecord,
     AttemptState,
     Outcome,
+    PassedOverRecord,
     QuarantineRecord,
     RunRecord,
     StageRecord,
@@ -273,6 +274,9 @@ class Ledger:
                     gpu=offer.gpu,
                     gpu_count=offer.gpu_count,
                     price_micros_per_h=offer.price_micros_per_h,
+                    disk_micros_per_h=offer.disk_micros_per_h,
+                    traffic_in_micros_per_gb=offer.traffic_down_micros_per_gb,
+                    traffic_out_micros_per_gb=offer.traffic_up_micros_per_gb,
                     renter=renter,
                     state=AttemptState.INTENT.value,
                     intended=at,
@@ -356,6 +360,60 @@ class Ledger:
             if wait <= 0:
                 tx.execute(table.insert().values(provider=provider, pod_id=pod_id, at=now))
             return max(0.0, wait)
+
+    # --- what the meter counts ----------------------------------------------------------------------------------
+
+    def record_look(self, attempt_id: int, *, computing: bool, since: float, at: float) -> AttemptRecord:
+        """A look at a pod at `at` has shown that it does not compute before `since`, or that it computes since then.
+
+        Once it was seen computing, that stays: a later look changes nothing.
+        """
+        with self._transaction() as tx:
+            attempt = _attempt(tx, attempt_id, lock=True)
+            if attempt.computing_seen is None and not attempt.final:
+                start = max(since, attempt.intended, attempt.computing_from or 0.0)
+                _update_attempt(tx, attempt_id, computing_from=start, computing_seen=at if computing else None)
+            return _attempt(tx, attempt_id)
+
+    def record_price(self, attempt_id: int, price_micros_per_h: int, since: float) -> AttemptRecord:
+        """The provider asks another all-in price since then; from before the create call on, it is the only one."""
+        with self._transaction() as tx:
+            attempt = _attempt(tx, attempt_id, lock=True)
+            if not attempt.final and attempt.price_now != price_micros_per_h:
+                if since <= attempt.intended:
+                    _update_attempt(tx, attempt_id, price_micros_per_h=price_micros_per_h, price_steps=None)
+                else:
+                    steps = [*(attempt.price_steps or []), [since, price_micros_per_h]]
+                    _update_attempt(tx, attempt_id, price_steps=steps)
+            return _attempt(tx, attempt_id)
+
+    def add_traffic(self, run: str, *, sent: int, fetched: int) -> None:
+        """Count bytes that went to the run's pod and came from it. Without a pod that is still ours, nothing."""
+        with self._transaction() as tx:
+            for attempt in _with_pod(tx, run):
+                total_sent, total_fetched = (attempt.sent_bytes or 0) + sent, (attempt.fetched_bytes or 0) + fetched
+                _update_attempt(tx, attempt.id, sent_bytes=total_sent, fetched_bytes=total_fetched)
+
+    def record_traffic(self, run: str, *, sent: int, fetched: int) -> None:
+        """All that the run's pod has received and sent by its own count, which starts anew when it does."""
+        with self._transaction() as tx:
+            for attempt in _with_pod(tx, run):
+                most_sent, most_fetched = max(sent, attempt.sent_bytes or 0), max(fetched, attempt.fetched_bytes or 0)
+                _update_attempt(tx, attempt.id, sent_bytes=most_sent, fetched_bytes=most_fetched)
+
+    def record_passed_over(self, record: PassedOverRecord) -> None:
+        """An offer was not asked for, since it would have broken a limit."""
+        with self._transaction() as tx:
+            tx.execute(schema.passed_over.insert().values(**_values(record)))
+
+    def passed_over(self, run: str) -> list[PassedOverRecord]:
+        table = schema.passed_over
+        with self._transaction() as tx:
+            wanted = [column for column in table.columns if column.name != "id"]
+            query = sa.select(*wanted).where(table.c.run == run).order_by(table.c.id)
+            return [PassedOverRecord(**_columns(row)) for row in tx.execute(query)]
+
+    # --- all attempts -------------------------------------------------------------------------------------------
 
     def attempts(self, run: str) -> list[AttemptRecord]:
         with self._transaction() as tx:
@@ -490,6 +548,12 @@ def _attempt(tx: Connection, attempt_id: int, *, lock: bool = False) -> AttemptR
 def _attempts(tx: Connection, run: str) -> list[AttemptRecord]:
     table = schema.attempts
     return [_as_attempt(row) for row in tx.execute(sa.select(table).where(table.c.run == run).order_by(table.c.id))]
+
+
+def _with_pod(tx: Connection, run: str) -> list[AttemptRecord]:
+    """The run's attempts that have a pod which is not proven gone: one at most, but for what a crash has left."""
+    _run(tx, run, lock=True)
+    return [attempt for attempt in _attempts(tx, run) if not attempt.final and attempt.pod_id is not None]
 
 
 def _update_attempt(tx: Connection, attempt_id: int, **values: Any) -> None:

@@ -33,6 +33,9 @@ class Need:
 class Offer:
     """Something rentable now. `price_micros_per_h` is all-in for the disk that was asked: GPU plus disk, no traffic.
 
+    `disk_micros_per_h` is the part of it that is charged from the create to the destroy, whether the pod computes or
+    not; 0 where the disk is charged only while it does. Traffic: "down" is to the pod, "up" is from it.
+
     `pooled` means that the provider chooses the machine at the create: `machine_id` then names the pool, and one bad
     machine says nothing about the next one.
     """
@@ -54,6 +57,7 @@ class Offer:
     traffic_up_micros_per_gb: int = 0
     details: dict[str, Any] = field(default_factory=dict, compare=False)
     pooled: bool = False
+    disk_micros_per_h: int = 0
 
 
 @dataclass(frozen=True, slots=True)

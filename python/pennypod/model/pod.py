@@ -30,6 +30,7 @@ class Pod:
     `progress` is free text that changes while the pod is being made (an image pull); `address` is known once SSH is.
     `other_addresses` lead to the same sshd by another way (a proxy), to be tried when the first one does not answer.
     `changed` is the last change of state that the provider puts a date to, 0 where it does not.
+    `computing_since` is when the container began to run, by our own clock; None where the provider does not tell.
     """
 
     provider: str
@@ -46,6 +47,7 @@ class Pod:
     details: dict[str, Any] = field(default_factory=dict, compare=False)
     other_addresses: tuple[SshAddress, ...] = ()
     changed: float = 0.0
+    computing_since: float | None = None
 
     @property
     def addresses(self) -> tuple[SshAddress, ...]:

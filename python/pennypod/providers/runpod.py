@@ -2,7 +2,8 @@
 
 REST v2 only; v1 is retired and answers 410, GraphQL is asked for the balance alone. A create names one GPU type in one
 cloud and the service finds the machine, so an offer here is a pool, not a machine, and stock is a hint, no promise.
-A pod says RUNNING long before anybody can log in: `ssh.direct` is what tells.
+A pod says RUNNING long before anybody can log in: `ssh.direct` is what tells. Sources differ on whether its meter
+starts with RUNNING or with the container (`startedAt`), minutes later: the dearer one counts, and the disk with it.
 """
 
 from __future__ import annotations

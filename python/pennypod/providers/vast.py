@@ -172,7 +172,7 @@ class VastProvider:
             if attempt:
                 rows, total = self._rows()
             if len(rows) >= total:
-                return [_pod(row) for row in {str(row.get("id")): row for row in rows}.values()]
+                return [_pod(row, self._clock.now()) for row in {str(row.get("id")): row for row in rows}.values()]
         raise TransientError(f"vast: the listing shows {len(rows)} of {total} instances")
 
     def _rows(self) -> tuple[list[dict[str, Any]], int]:
@@ -213,7 +213,7 @@ class VastProvider:
             return None
         if not isinstance(row, dict) or str(row.get("id")) != pod_id:
             raise TransientError(f"vast: the answer is not about instance {pod_id}")
-        return _pod(row)
+        return _pod(row, self._clock.now())
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
@@ -468,6 +468,7 @@ def _offer(row: Mapping[str, Any], need: Need) -> Offer | None:
     if row.get("rented") is True or row.get("rentable") is False:
         return None  # the search does not filter by `rented` itself
     disk = disk_to_rent(need.disk_gb)
+    storage = max(0.0, _float(row.get("storage_cost")) or 0.0)
     price = usd_to_micros(max(total, _sum_of_parts(row, disk)))
     if need.max_price_micros_per_h is not None and price > need.max_price_micros_per_h:
         return None
@@ -499,6 +500,7 @@ def _offer(row: Mapping[str, Any], need: Need) -> Offer | None:
             for name in ("host_id", "cuda_max_good", "driver_version", "end_date", "direct_port_count", "verification")
             if row.get(name) is not None
         },
+        disk_micros_per_h=usd_to_micros(storage * disk / HOURS_PER_MONTH),
     )
 
 
@@ -518,7 +520,8 @@ def _in_region(place: str, wanted: tuple[str, ...]) -> bool:
     return False
 
 
-def _pod(row: Mapping[str, Any]) -> Pod:
+def _pod(row: Mapping[str, Any], now: float) -> Pod:
+    """An instance of ours from a row that was read at `now`."""
     number = row.get("id")
     if not isinstance(number, int) or isinstance(number, bool):
         raise TransientError("vast: an instance without an id in the answer")
@@ -536,6 +539,7 @@ def _pod(row: Mapping[str, Any]) -> Pod:
         gpu_count=int(_float(row.get("num_gpus")) or 1),
         address=addresses[0] if addresses else None,
         other_addresses=addresses[1:],
+        computing_since=_running_since(row, state, now),
         progress=progress,
         details={
             name: row[name]
@@ -543,6 +547,14 @@ def _pod(row: Mapping[str, Any]) -> Pod:
             if row.get(name) is not None
         },
     )
+
+
+def _running_since(row: Mapping[str, Any], state: PodState, now: float) -> float | None:
+    """By `uptime_mins`, which is relative and so needs no clock but ours. A whole number of minutes was rounded."""
+    uptime = _float(row.get("uptime_mins"))
+    if state is not PodState.RUNNING or uptime is None or uptime <= 0 or uptime.is_integer():
+        return None
+    return now - uptime * 60
 
 
 def pod_state(row: Mapping[str, Any]) -> tuple[PodState, str]:

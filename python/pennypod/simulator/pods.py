@@ -12,9 +12,11 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from pennypod.errors import PennypodError
 from pennypod.model.ids import parse_lease
+from pennypod.model.netdev import received_and_sent
 from pennypod.providers.local.engine import Engine, container_id, error_line, find_engine
 from pennypod.providers.local.hostsettings import HostSettings, read_host_settings, write_tree
 from pennypod.providers.local.image import MOUNT, ensure_image, run_arguments, scripts
@@ -259,6 +261,7 @@ class Containers:
                     self.engine.remove_container(entry.container)
                     entry.container = None
                 else:
+                    self._count_traffic(pod, entry.container)
                     self.engine.call("stop", "-t", "1", entry.container)
 
     def _start_again(self, pod: Pod, container: str) -> None:
@@ -278,6 +281,7 @@ class Containers:
             container, entry.container = entry.container, None
             with suppress(PennypodError):
                 if container is not None:
+                    self._count_traffic(pod, container)
                     self.engine.remove_container(container)
             for _attempt in range(_REMOVE_TRIES):
                 with suppress(PennypodError):
@@ -288,6 +292,17 @@ class Containers:
         """Whatever container bears the pod's label: a `run` that failed or took too long may have made one."""
         for row in self.engine.list_containers(f"label={LABEL}.pod={self._mark}/{pod.provider}/{pod.id}"):
             self.engine.remove_container(row["id"])
+
+    def _count_traffic(self, pod: Pod, container: str) -> None:
+        """What went through the container's interfaces as the kernel counts; nothing where that is out of sight."""
+        done = self.engine.call("inspect", "--format", "{{.State.Pid}}", container)
+        pid = done.stdout.strip()
+        if done.rc != 0 or not pid.isdigit() or pid == "0":
+            return
+        with suppress(OSError):
+            counted = received_and_sent(Path(f"/proc/{pid}/net/dev").read_text())
+            if counted is not None:
+                pod.moved(*counted)
 
     # --- inside -------------------------------------------------------------------------------------------------------
 

@@ -84,12 +84,18 @@ class Simulator:
             _run(jobs)
 
     def handle(self, request: Request) -> Outcome:
-        """One request. What the backend has to do is done before the answer leaves, but not under the lock."""
+        """One request. What the backend has to do is done before the answer leaves, but not under the lock.
+
+        The end of a container is the exception: a provider answers at once, and a pod that ends itself has to hear it.
+        """
         real_time = time.time()
         with self.world.lock:
             outcome = self._route(request, real_time)
             jobs = self.world.take_jobs()
-        _run(jobs)
+        if outcome.endpoint.endswith(".destroy"):
+            threading.Thread(target=_run, args=(jobs,), name="endings", daemon=True).start()
+        else:
+            _run(jobs)
         return outcome
 
     def _route(self, request: Request, real_time: float) -> Outcome:

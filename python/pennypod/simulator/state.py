@@ -97,6 +97,7 @@ class Pod:
     shown_until: float = 0.0
     faults: dict[str, Rule] = field(default_factory=dict)
     history: list[tuple[float, str]] = field(default_factory=list)
+    moved: Callable[[int, int], None] = lambda _received, _sent: None
     log: list[str] = field(default_factory=list)
     orders: deque[Callable[[], None]] = field(default_factory=deque)  # what the backend is still to be told
     turn: threading.Lock = field(default_factory=threading.Lock)
@@ -122,7 +123,10 @@ class Identity:
 
 
 class Backend(Protocol):
-    """What a pod is made of. Called without the world's lock, one call at a time for each pod; slow calls are fine."""
+    """What a pod is made of. Called without the world's lock, one call at a time for each pod; slow calls are fine.
+
+    Tells `pod.moved` how many bytes a container has received and sent before that ends.
+    """
 
     def create(self, pod: Pod) -> None: ...
     def stop(self, pod: Pod) -> None: ...
@@ -238,6 +242,7 @@ class World:
             meter=Meter(account.tab),
             **values,
         )
+        pod.moved = lambda received, sent: self._charge_traffic(pod, received, sent)
         pod.faults = {rule.fault: rule for rule in struck}
         pod.hidden_until = now + (pod.fault_seconds("list_lag", 30.0) or 0.0)
         pod.history.append((now, pod.stage))
@@ -433,6 +438,14 @@ class World:
             return False
         pod.holds_gpus = True
         return True
+
+    def _charge_traffic(self, pod: Pod, received: int, sent: int) -> None:
+        """Vast charges every byte both ways, in any state; RunPod none. Called by the backend, without the lock."""
+        if pod.provider != VAST:
+            return
+        with self.lock:
+            pod.meter.add_bytes("bwd", received, pod.machine.inet_down_cost)
+            pod.meter.add_bytes("bwu", sent, pod.machine.inet_up_cost)
 
     def _out_of_money(self, account: Account) -> None:
         """Vast stops everything and keeps the disks; RunPod ends pods for good."""

@@ -120,7 +120,9 @@ class Session:
             for part in parts:
                 rest = memoryview(part)
                 while rest:
-                    rest = rest[os.write(self._stdin, rest) :]
+                    count = os.write(self._stdin, rest)
+                    self._ssh.traffic.sent += count
+                    rest = rest[count:]
                     self._moved_at = time.monotonic()
         except BrokenPipeError:
             while True:  # what the pod said last is worth more than "broken pipe"
@@ -158,6 +160,7 @@ class Session:
     def read(self, limit: int) -> bytes:
         """Between one and `limit` bytes."""
         data = self._stdout.read1(limit)  # type: ignore[attr-defined]
+        self._ssh.traffic.fetched += len(data)
         self._moved_at = time.monotonic()
         if not data:
             self._ended()
@@ -165,6 +168,7 @@ class Session:
 
     def _line(self) -> bytes:
         line = self._stdout.readline()
+        self._ssh.traffic.fetched += len(line)
         self._moved_at = time.monotonic()
         if not line.endswith(b"\n"):
             self._ended()

@@ -316,6 +316,8 @@ def _pod(row: Mapping[str, Any]) -> Pod:
         gpu=str(labels.get("pennypod.gpu") or ""),
         gpu_count=int(_number(labels.get("pennypod.gpus"), 1.0)),
         address=SshAddress(host, port) if port and state is PodState.RUNNING else None,
+        # Written right before the engine is asked to start it: its image was there by then.
+        computing_since=_number(labels.get("pennypod.created"), 0.0) or None,
         details={"state": row["state"], "exit_code": row["exit_code"]},
     )
 
