@@ -36,6 +36,10 @@ test-tools: ## make setup, and an OpenSSH server and tmux for the tests to start
 demo: setup ## rent a local pod, train the demo job on it, bring the weights home, destroy it; ARGS='-e smoke=true' is passed on
 	ansible-playbook train.yml -e job=demo -e provider=local $(ARGS)
 
+.PHONY: live
+live: setup ## one small paid run: PROVIDER=vast|runpod MAX_USD=0.25; says where the service differs from the simulator
+	@pennypod live --provider "$(PROVIDER)" --max-usd "$(MAX_USD)" $(ARGS)
+
 # --- tests ------------------------------------------------------------------------------------------------------------
 
 # One after the other, cheapest first; the slowest group is pytest, so its closing line is the last thing printed.

@@ -23,6 +23,7 @@ ELSEWHERE = {
     "ansible-playbook playbooks/resume.yml -e run=<run>": "test_resume.py",
     "pennypod simulate --pods container --port 8400 &": "tests/contract/test_train_on_simulator.py",
     "ansible-playbook train.yml -e job=demo -e provider=auto": "tests/contract/test_train_on_simulator.py",
+    "make live PROVIDER=vast MAX_USD=0.25": "tests/contract/test_live.py, with a simulator in the service's part",
     "ansible-playbook train.yml -e job=fdi -e dataset=PATH": "test_train.py, heavy",
 }
 # Appended so that a training is two epochs; everything else is as printed.

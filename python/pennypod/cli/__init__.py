@@ -12,6 +12,7 @@ from pennypod import __version__
 from pennypod.cli.app import FAILED, MAY_STILL_BILL, OK, USAGE, App
 from pennypod.cli.doctor import doctor
 from pennypod.cli.ledger import ledger
+from pennypod.cli.live import live
 from pennypod.cli.offers import offers
 from pennypod.cli.runs import report, ssh
 from pennypod.cli.sample_data import sample_data
@@ -70,5 +71,5 @@ def main() -> None:
     """
 
 
-for command in (doctor, ledger, offers, report, sample_data, sentinel, simulate, ssh, sweep):
+for command in (doctor, ledger, live, offers, report, sample_data, sentinel, simulate, ssh, sweep):
     main.add_command(command)

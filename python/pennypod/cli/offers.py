@@ -50,7 +50,7 @@ def offers(
     variables, templated = job_variables(root or find_root(), job)
     caps = {"pod_max_cost_usd": max_cost_usd, "pod_max_price_usd_per_h": max_price_usd_per_h}
     variables |= {name: value for name, value in caps.items() if value is not None}
-    need, estimate, limits = _wishes(variables, smoke)
+    need, estimate, limits = wishes(variables, smoke)
     chosen, note = _providers(app, provider)
     quarantined, secondary = app.ledger.quarantined(app.clock.now()), variables.get("pod_secondary") or {}
     plan = plan_document(make_plan(chosen, need, estimate, limits, quarantined, secondary))
@@ -110,7 +110,8 @@ def _load(path: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def _wishes(variables: dict[str, Any], smoke: bool) -> tuple[Need, Estimate, Limits]:
+def wishes(variables: dict[str, Any], smoke: bool) -> tuple[Need, Estimate, Limits]:
+    """What a job's variables ask for. Raises InputError."""
     from pennypod.market import DEFAULT_BUDGET_FACTOR, Estimate
     from pennypod.planning import Limits
 

@@ -16,7 +16,7 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
@@ -29,6 +29,7 @@ from urllib3.exceptions import HTTPError, MaxRetryError, NewConnectionError
 from pennypod import __version__
 from pennypod.clock import Clock
 from pennypod.errors import AmbiguousError, AuthError, InputError, InvalidError, RateLimitedError, TransientError
+from pennypod.exchanges import Exchange
 
 USER_AGENT = f"pennypod/{__version__}"
 CONNECT_S = 10.0
@@ -71,6 +72,10 @@ class Reply:
     @property
     def ok(self) -> bool:
         return 200 <= self.status < 300
+
+    @property
+    def content_type(self) -> str:
+        return self.headers.get("content-type", "").partition(";")[0].strip()
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -135,6 +140,7 @@ class Http:
         attempts: int = ATTEMPTS,
         retry_after_limit_s: float = RETRY_AFTER_LIMIT_S,
         quiet_s: float = LISTEN_QUIET_S,
+        record: Callable[[Exchange], None] | None = None,
         chance: Callable[[], float] = random.random,
     ) -> None:
         self._name = name
@@ -147,6 +153,7 @@ class Http:
         self._attempts = max(1, attempts)
         self._limit = retry_after_limit_s
         self._quiet_s = quiet_s
+        self._record = record
         self._chance = chance
         self._paces: dict[str, _Pace] = {}
 
@@ -291,6 +298,23 @@ class Http:
         stream: bool = False,
     ) -> Reply:
         self._keep_pace(endpoint)
+        exchange = Exchange(self._name, self._clock.now(), method, path, dict(params or {}), body)
+        try:
+            reply = self._exchange(method, path, params, body, limit_s, stream=stream)
+        except Exception as exc:
+            self._keep(replace(exchange, trouble=type(exc).__name__))
+            raise
+        answer = reply.text if reply.body is None else reply.body
+        self._keep(replace(exchange, status=reply.status, content_type=reply.content_type, answer=answer))
+        return reply
+
+    def _keep(self, exchange: Exchange) -> None:
+        if self._record is not None:
+            self._record(exchange)
+
+    def _exchange(
+        self, method: str, path: str, params: Mapping[str, str] | None, body: Any, limit_s: float, *, stream: bool
+    ) -> Reply:
         started = time.monotonic()
         # No redirects: a rented machine must not hang on a second, silent request, and a key stays with its host.
         response = self._session.request(

@@ -34,6 +34,7 @@ from pennypod.model.offer import Need, Offer, Order
 from pennypod.model.pod import Pod, PodState, SshAddress
 from pennypod.providers.base import Timing
 from pennypod.providers.http import Http, Reply
+from pennypod.recording import recorder
 from pennypod.settings import Settings
 
 KEY_VARIABLE = "RUNPOD_API_KEY"
@@ -534,5 +535,6 @@ def base_address(url: str) -> str:
 def runpod_provider(settings: Settings, environ: Mapping[str, str]) -> RunpodProvider:  # noqa: ARG001
     """The provider from RUNPOD_API_KEY and, where set, RUNPOD_API_BASE_URL. Nothing is asked of the service yet."""
     clock = SystemClock()
-    http = Http("runpod", base_address(environ.get(URL_VARIABLE) or DEFAULT_URL), environ.get(KEY_VARIABLE, ""), clock)
+    url, key = base_address(environ.get(URL_VARIABLE) or DEFAULT_URL), environ.get(KEY_VARIABLE, "")
+    http = Http("runpod", url, key, clock, record=recorder(environ, key))
     return RunpodProvider(http, clock)

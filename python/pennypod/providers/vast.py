@@ -31,6 +31,7 @@ from pennypod.model.offer import Need, Offer, Order
 from pennypod.model.pod import Pod, PodState, SshAddress
 from pennypod.providers.base import Timing
 from pennypod.providers.http import Http, Pacing, Reply
+from pennypod.recording import recorder
 from pennypod.settings import Settings
 
 KEY_VARIABLE = "VAST_API_KEY"
@@ -626,5 +627,6 @@ def vast_provider(settings: Settings, environ: Mapping[str, str]) -> VastProvide
     """The provider from VAST_API_KEY and, where set, VAST_URL. Nothing is asked of the service yet."""
     clock = SystemClock()
     url = environ.get(URL_VARIABLE) or DEFAULT_URL
-    http = Http("vast", url, environ.get(KEY_VARIABLE, ""), clock, pacing=Pacing(SPACING_S))
+    key = environ.get(KEY_VARIABLE, "")
+    http = Http("vast", url, key, clock, pacing=Pacing(SPACING_S), record=recorder(environ, key))
     return VastProvider(http, clock)
