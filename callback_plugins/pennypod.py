@@ -331,8 +331,23 @@ def _summary(runs: list[str]) -> str:
                 out.print()
                 known += 1
         pending = ledger.pending_attempts()
+        left = [text for run in runs if (text := _farewell(settings, ledger, run))]
     if pending:
         out.print(still_billing_line(pending, now), style="bold red", soft_wrap=True)
     if known or pending:
-        out.print(f"pods still billing: {len(pending)}", style="bold red" if pending else "bold green", end="")
+        last = "; ".join([f"pods still billing: {len(pending)}", *left])
+        out.print(last, style="bold red" if pending else "bold green", end="", soft_wrap=True)
     return shown.getvalue()
+
+
+def _farewell(settings: Any, ledger: Any, run: str) -> str:
+    """What goes on without this command, if that is how the run was meant."""
+    from pennypod.errors import InputError
+
+    if not (settings.runs_dir / run / "monitor").exists():
+        return ""
+    from pennypod.monitor import farewell
+
+    with contextlib.suppress(InputError):
+        return farewell(settings, ledger, run)
+    return ""

@@ -99,6 +99,10 @@ runs:
   returned: state is opened or resumed
   type: list
   elements: dict
+monitored:
+  description: Whether the run has a monitor, which M(run_monitor) takes away.
+  returned: state is closed
+  type: bool
 document:
   description: The content of C(run.json).
   returned: state is closed
@@ -125,6 +129,7 @@ from pennypod.guard import ensure_guard
 from pennypod.jobs import load_job
 from pennypod.ledger import ArtifactRecord, Ledger, Outcome, RunRecord, open_ledger
 from pennypod.model.ids import job_of_run, new_run_id
+from pennypod.monitor import FOLDER as MONITOR_FOLDER
 from pennypod.podwork import ASK_EVERY_S
 from pennypod.providers.registry import all_providers
 from pennypod.report import run_document, write_json, write_results
@@ -162,7 +167,7 @@ def body(module: AnsibleModule) -> dict[str, Any]:
         return _resume(module, settings, ledger)
     if module.params["state"] == "noted":
         return _note(module, ledger)
-    return _close(module, ledger)
+    return _close(module, settings, ledger)
 
 
 def _open(module: AnsibleModule, settings: Settings, ledger: Ledger) -> dict[str, Any]:
@@ -275,7 +280,7 @@ def _artifact(run: str, folder: Path, item: dict[str, Any]) -> ArtifactRecord:
         raise InputError(f"not an artifact of {run}: {exc}") from exc
 
 
-def _close(module: AnsibleModule, ledger: Ledger) -> dict[str, Any]:
+def _close(module: AnsibleModule, settings: Settings, ledger: Ledger) -> dict[str, Any]:
     options, run = module.params, module.params["run"]
     before = ledger.run(run)
     now = SystemClock().now()
@@ -293,6 +298,7 @@ def _close(module: AnsibleModule, ledger: Ledger) -> dict[str, Any]:
     return {
         "changed": changed,
         "document": document,
+        "monitored": (settings.runs_dir / run / MONITOR_FOLDER).exists(),
         "diff": {"before": {"outcome": before.outcome}, "after": {"outcome": document["outcome"]}},
     }
 

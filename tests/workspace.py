@@ -45,6 +45,7 @@ mkdir -p runs/tiny/weights
 for epoch in $(seq 1 "$epochs"); do
   echo "epoch $epoch/$epochs loss 0.5"
   sleep 1
+  [ -e enough ] && break
 done
 [ "$status" = 0 ] || { echo "out of luck" >&2; exit "$status"; }
 [ -n "${TINY_NO_WEIGHTS:-}" ] && exit 0

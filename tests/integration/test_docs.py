@@ -21,6 +21,8 @@ ELSEWHERE = {
     "pennypod sentinel --interval 5m": "tests/contract/test_ring_two.py, where it ends no other test's pods",
     "make setup": "the first step of make test",
     "ansible-playbook playbooks/resume.yml -e run=<run>": "test_resume.py",
+    "ansible-playbook train.yml -e job=demo -e detach=true": "test_detach.py, with a cron of its own",
+    "ansible-playbook playbooks/finish.yml -e run=<run>": "test_detach.py",
     "pennypod simulate --pods container --port 8400 &": "tests/contract/test_train_on_simulator.py",
     "ansible-playbook train.yml -e job=demo -e provider=auto": "tests/contract/test_train_on_simulator.py",
     "make live PROVIDER=vast MAX_USD=0.25": "tests/contract/test_live.py, with a simulator in the service's part",

@@ -95,7 +95,19 @@ class Watch:
             "child": child,
             "tmux": self.tmux,
             "size": self.size(),
+            "quiet_s": self.quiet_s(status),
         }
+
+    def quiet_s(self, status: dict[str, Any] | None) -> float:
+        """Seconds since the trainer's last output; 0 where the log cannot tell, as on a full disk."""
+        known = status or {}
+        try:
+            log = os.stat(self.log)
+        except OSError:
+            return max(0.0, time.time() - float(known.get("started") or time.time()))
+        if int(known.get("output_bytes") or 0) > log.st_size:
+            return 0.0
+        return max(0.0, time.time() - log.st_mtime)
 
     def size(self) -> int:
         try:

@@ -25,7 +25,10 @@ WATCH_SCRIPT = Path(__file__).parent.parent / "onpod" / "watch_log.py"
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One report of onpod/watch_log.py; `drained` when no log bytes are waiting behind it."""
+    """One report of onpod/watch_log.py; `drained` when no log bytes are waiting behind it.
+
+    `quiet_s` is how long the trainer had written nothing, by the pod's clock.
+    """
 
     t: float
     status: dict[str, Any] | None
@@ -39,6 +42,7 @@ class Frame:
     drained: bool = True
     end: bool = False
     checkpoint: RemoteFile | None = None
+    quiet_s: float = 0.0
 
     @property
     def state(self) -> str:
@@ -72,6 +76,7 @@ def parse_frame(line: str | bytes) -> Frame | None:
             drained=bool(answer.get("drained", True)),
             end=bool(answer.get("end", False)),
             checkpoint=remote_file(checkpoint) if checkpoint else None,
+            quiet_s=float(answer.get("quiet_s", 0.0)),
         )
     except (KeyError, TypeError, ValueError):
         return None

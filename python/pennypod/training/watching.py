@@ -237,7 +237,9 @@ class Watcher:
         # The supervisor's count too: with a full disk the log stands still while the trainer does not.
         total = max(frame.size, int((frame.status or {}).get("output_bytes") or 0))
         if frame.data or total != self.output_bytes:
-            self.grew_at = self.clock.now()
+            grew_at = self.clock.now() - frame.quiet_s
+            # A training that is taken up again may have been silent for long before anybody watched.
+            self.grew_at = grew_at if self.output_bytes < 0 else max(self.grew_at, grew_at)
             self.output_bytes = total
 
     def _note_checkpoint(self, frame: Frame) -> None:
