@@ -13,7 +13,7 @@ import shutil
 import stat
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,7 +23,7 @@ from pennypod.clock import Clock
 from pennypod.errors import AuthError, FundsError, PennypodError
 from pennypod.ledger import open_ledger
 from pennypod.model.money import format_usd
-from pennypod.providers.base import Provider
+from pennypod.providers.base import Provider, Reach, TellsReach
 from pennypod.providers.local.provider import LocalProvider
 from pennypod.providers.registry import LOCAL, PROVIDERS, configured, open_provider
 from pennypod.providers.servertime import told_time
@@ -214,18 +214,47 @@ class Doctor:
         if not self._environ.get(key_variable):
             yield Finding(name, OK, f"not used: {key_variable} is not set")
             return
-        yield self._account(name, key_variable)
+        try:
+            provider = self._open(name, self._settings, self._environ)
+        except PennypodError as exc:
+            yield Finding(name, FAIL, str(exc), f"correct {key_variable} and the address")
+        else:
+            reach = provider.reach() if isinstance(provider, TellsReach) else []
+            works = any(item.allowed for item in reach)
+            yield self._account(name, key_variable, provider, works=works)
+            if works:
+                yield self._scopes(name, reach)
         skew = self._skew(name)
         if skew is not None:
             yield skew
 
-    def _account(self, name: str, key_variable: str) -> Finding:
+    def _scopes(self, name: str, reach: Sequence[Reach]) -> Finding:
+        """What the key may do as far as calls that change nothing can show it."""
+        allowed = [item.what for item in reach if item.allowed]
+        refused = [item for item in reach if item.allowed is False]
+        unknown = [item.what for item in reach if item.allowed is None]
+        seen = f"the key {', '.join(allowed)}"
+        if unknown:
+            seen += f"; could not be found out whether it {', '.join(unknown)}"
+        title = f"{name} key"
+        if refused:
+            seen += f"; it may not do this: {', '.join(item.what for item in refused)}"
+            advice = f"give the key {', '.join(item.scope for item in refused)}"
+            level = FAIL if any(item.essential for item in refused) else WARN
+            return Finding(title, level, seen, advice)
+        if unknown:
+            return Finding(title, WARN, seen, "try again later")
+        return Finding(title, OK, f"{seen}; that it may rent and destroy shows only when it does")
+
+    def _account(self, name: str, key_variable: str, provider: Provider, *, works: bool) -> Finding:
         try:
-            provider = self._open(name, self._settings, self._environ)
             balance = provider.balance_micros()
             if balance is None:
                 return Finding(name, OK, f"the key works; {len(provider.pods())} pods; it tells no balance")
         except AuthError as exc:
+            if works:
+                advice = "let the key read the account (user_read at Vast.ai, GraphQL at RunPod), or watch it yourself"
+                return Finding(name, WARN, f"the key works, but may not see the balance: {exc}", advice)
             return Finding(name, FAIL, str(exc), f"make a new key and put it into {key_variable}, or unset that")
         except FundsError as exc:
             return Finding(name, FAIL, str(exc), "add credit to the account")

@@ -29,6 +29,7 @@ from pennypod.model.ids import Lease, parse_lease
 from pennypod.model.money import micros_to_usd
 from pennypod.model.offer import Need, Order
 from pennypod.model.pod import PodState
+from pennypod.providers.base import TellsReach
 from simulated import KEYS, PUBLIC_KEY, RUN, RentingWorld, Simulator, simulator
 
 BOTH = pytest.mark.parametrize("provider", ["vast", "runpod"])
@@ -450,3 +451,28 @@ def test_the_balance_is_read(world: RentingWorld, provider: str) -> None:
     balance = world.providers[provider].balance_micros()
     assert balance is not None
     assert micros_to_usd(balance) == pytest.approx(12.5, abs=0.01)
+
+
+# --- what the key may do ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("provider", "endpoint", "what"),
+    [
+        ("vast", "search", "searches the market"),
+        ("vast", "list", "sees instances"),
+        ("vast", "charges", "sees the bill"),
+        ("runpod", "gpus", "sees GPU types"),
+        ("runpod", "list", "sees pods"),
+        ("runpod", "billing", "sees the bill"),
+    ],
+)
+def test_the_scope_that_a_key_lacks_is_found_by_calls_that_change_nothing(
+    world: RentingWorld, provider: str, endpoint: str, what: str
+) -> None:
+    client = world.providers[provider]
+    assert isinstance(client, TellsReach)
+    assert [item.allowed for item in client.reach()] == [True, True, True]
+    world.simulator.fault(f"{provider}.{endpoint}", "forbidden")
+    assert [item.what for item in client.reach() if item.allowed is False] == [what]
+    assert world.simulator.ever() == []

@@ -21,6 +21,7 @@ from pennypod.doctor import FAIL, OK, WARN, Doctor, Finding
 from pennypod.errors import AuthError, EngineError, PennypodError, TransientError
 from pennypod.ledger import RunRecord, open_ledger
 from pennypod.model.ids import Lease
+from pennypod.providers.base import Reach
 from pennypod.providers.servertime import told_time
 from pennypod.sentinel import look
 from pennypod.settings import Settings
@@ -41,6 +42,20 @@ class Account(FakeProvider):
         if isinstance(self.answer, PennypodError):
             raise self.answer
         return self.answer
+
+
+class Scoped(Account):
+    """A provider that knows what its key may do."""
+
+    def __init__(self, answer: int | PennypodError | None, *allowed: bool | None) -> None:
+        super().__init__(answer)
+        self.allowed = allowed
+
+    def reach(self) -> list[Reach]:
+        names = ("searches the market", "sees instances", "sees the bill")
+        scopes = ("misc", "instance_read and instance_write", "billing_read")
+        rows = zip(names, scopes, self.allowed, strict=True)
+        return [Reach(name, scope, allowed, name != names[2]) for name, scope, allowed in rows]
 
 
 class World:
@@ -264,3 +279,33 @@ def test_the_time_is_read_from_any_answer_and_no_key_is_sent(
 def test_no_answer_is_no_time() -> None:
     assert told_time("http://127.0.0.1:1") is None
     assert told_time("no url at all") is None
+
+
+# --- what the key may do ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("allowed", "level", "words", "advice"),
+    [
+        ((True, True, True), OK, "sees the bill; that it may rent and destroy shows only when it does", ""),
+        ((True, True, False), WARN, "may not do this: sees the bill", "give the key billing_read"),
+        ((True, False, True), FAIL, "may not do this: sees instances", "give the key instance_read and instance_write"),
+        ((True, None, True), WARN, "could not be found out whether it sees instances", "try again later"),
+    ],
+)
+def test_what_a_key_may_do_is_said_with_the_scope_that_it_lacks(
+    world: World, allowed: tuple[bool | None, ...], level: str, words: str, advice: str
+) -> None:
+    found = world.findings(WITH_KEY, open_named=lambda *_a: Scoped(12_340_000, *allowed))["vast key"]
+    assert (found.level, found.advice) == (level, advice)
+    assert words in found.seen
+
+
+def test_a_key_that_may_not_see_the_balance_is_not_called_wrong(world: World) -> None:
+    found = world.findings(WITH_KEY, open_named=lambda *_a: Scoped(AuthError("not for you"), True, True, True))
+    assert (found["vast"].level, found["vast key"].level) == (WARN, OK)
+    assert "user_read" in found["vast"].advice
+    wrong = world.findings(WITH_KEY, open_named=lambda *_a: Scoped(AuthError("no such key"), False, False, False))
+    assert wrong["vast"].level == FAIL
+    assert "make a new key" in wrong["vast"].advice
+    assert "vast key" not in wrong

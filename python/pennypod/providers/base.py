@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+from pennypod.errors import AuthError, ProviderError
 from pennypod.model.offer import Need, Offer, Order
 from pennypod.model.pod import Pod
 
@@ -106,3 +107,36 @@ class TellsSpend(Protocol):
 
     def spend_micros_per_h(self) -> int | None:
         """What the account's pods cost per hour now; None where this key may not know. Raises on a passing fault."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """One thing that the key may do or not, as a call that changes nothing has shown.
+
+    `what` goes on from "the key ..."; `allowed` is None when it could not be found out; `scope` is what to give the key
+    as the provider calls it; without an `essential` one there is no run.
+    """
+
+    what: str
+    scope: str
+    allowed: bool | None
+    essential: bool = True
+
+
+@runtime_checkable
+class TellsReach(Protocol):
+    """A provider that can find out what its key may do, beside seeing the balance. It never raises a ProviderError."""
+
+    def reach(self) -> list[Reach]:
+        """Whether it may rent or destroy is no part of it: that shows only when it does."""
+
+
+def tried(what: str, scope: str, call: Callable[[], object], *, essential: bool = True) -> Reach:
+    """The result of one read-only call."""
+    try:
+        call()
+    except AuthError:
+        return Reach(what, scope, False, essential)
+    except ProviderError:
+        return Reach(what, scope, None, essential)
+    return Reach(what, scope, True, essential)

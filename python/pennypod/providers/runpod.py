@@ -32,7 +32,7 @@ from pennypod.model.ids import parse_lease
 from pennypod.model.money import usd_to_micros
 from pennypod.model.offer import Need, Offer, Order
 from pennypod.model.pod import Pod, PodState, SshAddress
-from pennypod.providers.base import Timing
+from pennypod.providers.base import Reach, Timing, tried
 from pennypod.providers.http import Http, Reply
 from pennypod.recording import recorder
 from pennypod.settings import Settings
@@ -238,6 +238,18 @@ class RunpodProvider:
         data = answer.get("data")
         myself = data.get("myself") if isinstance(data, dict) else None
         return _float(myself.get(number)) if isinstance(myself, dict) else None
+
+    def reach(self) -> list[Reach]:
+        """What the key may do. One that may only read cannot be told from one that may rent."""
+
+        def seen(path: str, what: str, **params: str) -> Callable[[], object]:
+            return lambda: self._checked(self._http.request("GET", path, params=params), what)
+
+        return [
+            tried("sees GPU types", "read access to the REST API", seen("/v2/catalog/gpus", "the catalogue")),
+            tried("sees pods", "read and write access to pods", seen("/v2/pods", "the listing", limit="1")),
+            tried("sees the bill", "read access to billing", lambda: self.charges(1), essential=False),
+        ]
 
     def charges(self, hours: int, pod_id: str = "") -> list[dict[str, Any]]:
         """Invoiced amounts of the last `hours`, hour by hour: podId, totalAmount, gpuAmount, diskAmount."""

@@ -29,7 +29,7 @@ from pennypod.model.ids import parse_lease
 from pennypod.model.money import MICROS_PER_USD, usd_to_micros
 from pennypod.model.offer import Need, Offer, Order
 from pennypod.model.pod import Pod, PodState, SshAddress
-from pennypod.providers.base import Timing
+from pennypod.providers.base import Reach, Timing, tried
 from pennypod.providers.http import Http, Pacing, Reply
 from pennypod.recording import recorder
 from pennypod.settings import Settings
@@ -277,6 +277,26 @@ class VastProvider:
         if parts[0] is None:
             raise TransientError("vast: the spend rate holds no cost per hour")
         return usd_to_micros(sum(part for part in parts if part is not None))
+
+    def reach(self) -> list[Reach]:
+        """What the key may do, by Vast's own permission groups. The search is asked for one row."""
+
+        def search() -> None:
+            body = (search_body(Need()) or {}) | {"limit": 1}
+            self._checked(self._http.request("POST", "/api/v0/bundles/", body=body, endpoint="search"), "search")
+
+        def instances() -> None:
+            params = {"limit": "1"}
+            self._checked(self._http.request("GET", "/api/v1/instances/", params=params, endpoint="list"), "list")
+
+        now = self._clock.now()
+        return [
+            tried(
+                "searches the market", "nothing more (a search needs no permission: the key itself is refused)", search
+            ),
+            tried("sees instances", "instance_read and instance_write", instances),
+            tried("sees the bill", "billing_read", lambda: self.charges(now - 60, now), essential=False),
+        ]
 
     def spend_rate(self) -> dict[str, Any]:
         """What the account spends per hour now; `has_active_resources` is false when nothing is left."""
