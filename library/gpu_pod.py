@@ -53,6 +53,12 @@ options:
       - Highest worst-case cost of the run, in dollars. What failed attempts have cost counts towards it, so an offer
         that fitted at first may be passed over later.
     type: float
+  lease_minutes:
+    description:
+      - The pod ends itself when nobody has renewed its lease for so long; the guard does so while it lives. 0 means at
+        the deadline only, which is also what a run with C(keep_on_disconnect) gets.
+    type: float
+    default: 60
   env:
     description: Environment variables of the pod. Never put a key here.
     type: dict
@@ -195,6 +201,7 @@ ARGUMENT_SPEC: dict[str, Any] = {
     "deadline_s": {"type": "float"},
     "worst_case_usd": {"type": "float", "default": 0},
     "max_cost_usd": {"type": "float"},
+    "lease_minutes": {"type": "float", "default": 60},
     "env": {"type": "dict", "default": {}},
     "min_memory_gb": {"type": "float", "default": 0},
     "min_free_disk_gb": {"type": "float", "default": 0},
@@ -227,6 +234,8 @@ def _present(
     options, run = module.params, module.params["run"]
     if options["deadline_s"] is None:
         raise InputError("deadline_s is needed with state=present: a pod without a deadline is a forgotten pod")
+    if options["lease_minutes"] < 0:
+        raise InputError("lease_minutes is a time: 0 or more")
     offers = [offer_from(document) for document in options["offers"]]
     if module.check_mode:
         found = rental.existing(run)
@@ -269,6 +278,7 @@ def _present(
         terms={offer.offer_id: terms_from(item) for offer, item in zip(offers, options["offers"], strict=True)},
         max_cost_micros=None if options["max_cost_usd"] is None else usd_to_micros(options["max_cost_usd"]),
         env={str(name): str(value) for name, value in options["env"].items()},
+        lease_s=0 if record.keep_on_disconnect else round(options["lease_minutes"] * 60),
     )
     tenancy = rental.rent(request, login, events.emit, before_create=lambda: ensure_guard(settings, controller))
     pod = _pod(settings, tenancy)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pennypod import fuse
 from pennypod.clock import Clock
 from pennypod.errors import GateError, SshError
 from pennypod.model.pod import SshAddress
@@ -110,7 +111,15 @@ class PodLogin:
         if done.rc != 0 or not report.get("ok"):
             raise GateError(f"the acceptance check failed: {report.get('reason') or 'no reason given'}", report=report)
         report["summary"] = f"matmul checked on {report['device']}"
+        report["fuse"] = self._fuse(ssh)
         return report
+
+    def _fuse(self, ssh: Ssh) -> dict[str, Any]:
+        """Whether the pod would end itself. One that is without a fuse can still be used: three other rings end it."""
+        try:
+            return fuse.ask(ssh).as_document()
+        except SshError as exc:
+            return fuse.FuseState(armed=False, said=(f"not asked: {exc.message}",)).as_document()
 
     def _arguments(self) -> list[str]:
         arguments = ["--json", "--device", self._gate.device, "--gpus", str(self._gate.gpu_count)]

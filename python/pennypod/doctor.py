@@ -85,6 +85,7 @@ class Doctor:
         yield self.disk()
         yield self.ledger()
         yield self.sentinel()
+        yield self.fuses()
         yield from self.ssh_tools()
         yield self.container_engine()
         for name, entry in PROVIDERS.items():
@@ -185,6 +186,25 @@ class Doctor:
             )
             return Finding("sentinel", WARN, f"{seen}, in vain at: {missed}", "pennypod sweep says why")
         return Finding("sentinel", OK, seen)
+
+    def fuses(self) -> Finding:
+        """Whether the pods that run now would end themselves if this machine were gone."""
+        try:
+            with contextlib.closing(open_ledger(self._settings)) as ledger:
+                asked = [attempt for attempt in ledger.pending_attempts() if attempt.fuse is not None]
+        except PennypodError as exc:
+            return Finding("fuses", FAIL, str(exc), "repair the ledger first")
+        bare = [a for a in asked if a.fuse and (not a.fuse["armed"] or a.fuse["has_key"] is False)]
+        if bare:
+            names = ", ".join(attempt.lease_name for attempt in bare)
+            advice = "only the guard here and `pennypod sweep` end them: sweep from a second machine as well"
+            return Finding("fuses", WARN, f"pods that cannot end themselves: {names}", advice)
+        unproven = [attempt.lease_name for attempt in asked if attempt.provider == "runpod"]
+        seen = f"{len(asked)} running pods would end themselves at their deadline"
+        if unproven:
+            advice = "whether RunPod lets a pod delete itself is unproven; stopped pods are left for `pennypod sweep`"
+            return Finding("fuses", OK, seen, advice)
+        return Finding("fuses", OK, seen)
 
     def ssh_tools(self) -> Iterator[Finding]:
         """What talks to pods."""

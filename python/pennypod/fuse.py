@@ -27,6 +27,8 @@ _SOURCE = Path(__file__).parent / "onpod" / "fuse.py"
 _STATE = "/dev/shm/pennypod-fuse"  # noqa: S108 - on the pod; the fuse names both of them too
 _LEASE = "/dev/shm/pennypod-lease"  # noqa: S108
 _NAME = "pennypod-fuse"
+AFTER_DEADLINE_S = 10
+"""How long a fuse leaves the end of a pod to the guard, in seconds of billing."""
 _ASK_S = 15  # a provider may run its start command a little after sshd
 
 
@@ -47,7 +49,10 @@ class Ending:
 
 @dataclass(frozen=True, slots=True)
 class FuseState:
-    """What a pod said about its fuse. `has_key` is None where the fuse left no word; `said` are its last words."""
+    """What a pod said about its fuse: whether it runs, has the key it needs (None: no word) and takes renewals.
+
+    `said` are its last words.
+    """
 
     armed: bool
     has_key: bool | None = None
@@ -66,8 +71,8 @@ def part(terms: FuseTerms, deadline: int, ending: Ending) -> str:
     comes back counts on.
     """
     settings = {
-        "at": deadline,
-        "for": terms.seconds_left,
+        "at": deadline + terms.after_s,
+        "for": terms.seconds_left + terms.after_s,
         "lease": terms.lease_s,
         "url": [ending.url, ending.url_variable],
         "id": ending.id_variable,

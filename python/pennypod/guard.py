@@ -32,6 +32,7 @@ from pennypod.errors import GuardError, PennypodError
 from pennypod.escrow import Escrow
 from pennypod.ledger import AttemptRecord, Ledger, Outcome, RunRecord, open_ledger
 from pennypod.providers.registry import all_providers
+from pennypod.renewals import Renewals
 from pennypod.rental import Rental
 from pennypod.report import write_results
 from pennypod.settings import Settings, load_settings
@@ -97,7 +98,14 @@ class Guard:
     """The guard's decisions, apart from processes and pidfds so that tests can drive them."""
 
     def __init__(
-        self, settings: Settings, ledger: Ledger, rental: Rental, clock: Clock, log: Log, escrow: Escrow | None = None
+        self,
+        settings: Settings,
+        ledger: Ledger,
+        rental: Rental,
+        clock: Clock,
+        log: Log,
+        escrow: Escrow | None = None,
+        renewals: Renewals | None = None,
     ) -> None:
         self._settings = settings
         self._ledger = ledger
@@ -105,6 +113,7 @@ class Guard:
         self._clock = clock
         self._log = log
         self._escrow = escrow or Escrow(settings, ledger, clock)
+        self._renewals = renewals or Renewals(settings, clock, log)
 
     def tick(self, controller: str, controller_alive: bool) -> bool:
         """Look once at every open run of the controller. Returns whether there is still something to watch."""
@@ -114,6 +123,7 @@ class Guard:
             reason = self._reason_to_end(run, controller_alive)
             if reason is None:
                 pending = True
+                self._renew(run)
             elif self._take_away(run, reason):
                 due.append((run, reason))
         return not self._end(due) or pending
@@ -129,6 +139,11 @@ class Guard:
             pid = processes.pid_of(run.controller)
             return f"the controlling command (pid {pid}) ended before the run was over"
         return None
+
+    def _renew(self, run: RunRecord) -> None:
+        """Tell the run's pod that somebody watches over it, while the ledger lets the run have one."""
+        if run.closed is None and run.fenced_reason is None and run.deadline is not None:
+            self._renewals.look_after(self._ledger.attempts(run.run), run.deadline)
 
     def _reserve_s(self, run: RunRecord, controller_alive: bool) -> float:
         """A command that runs keeps time for its weights itself; for one that does not, the guard does."""

@@ -6,6 +6,7 @@ done with the pod, a pod that does not work out is proven gone before the next o
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,11 +30,12 @@ from pennypod.errors import (
     TransientError,
     UnprovenError,
 )
+from pennypod.fuse import AFTER_DEADLINE_S
 from pennypod.ledger import AttemptRecord, AttemptState, Ledger, PassedOverRecord, QuarantineRecord
 from pennypod.metering import MeterReader, pause_s
 from pennypod.model.ids import Lease, RandomBelow, parse_lease, random_base32
 from pennypod.model.money import cost_micros, format_usd, micros_to_usd
-from pennypod.model.offer import Offer, Order
+from pennypod.model.offer import FuseTerms, Offer, Order
 from pennypod.model.pod import Pod, PodState, SshAddress
 from pennypod.proof import Sought
 from pennypod.providers.base import AttachesKeys, Provider, TellsLogs, last_words
@@ -76,7 +78,8 @@ class RentRequest:
 
     With `controller`, nothing is rented once another controller has taken the run over. `terms` by offer id: an offer
     on which the run could no longer finish before the deadline is passed over, and so is one with which all attempts
-    together may cost more than `max_cost_micros`.
+    together may cost more than `max_cost_micros`. With `lease_s`, the pod ends itself when for so many seconds nobody
+    has renewed its lease; in any case it does so at the deadline.
     """
 
     run: str
@@ -91,6 +94,7 @@ class RentRequest:
     env: Mapping[str, str] = field(default_factory=dict)
     terms: Mapping[str, Terms] = field(default_factory=dict)
     max_cost_micros: int | None = None
+    lease_s: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +239,7 @@ class Rental:
         report("rent", f"logged in to {address.host}:{address.port} again")
         accepted = self._attempt(attempt).state is AttemptState.READY
         # A pod that was accepted may be at work: another matmul would only be in the way.
-        gate = {} if accepted else login.check(address)
+        gate = {} if accepted else self._check(attempt, login, address, report)
         if not accepted or address != _address_of(attempt):
             self._ledger.record_ready(attempt.id, address, self._clock.now())
         return Tenancy(self._attempt(attempt), pod, address, created=False, gate=gate)
@@ -274,7 +278,12 @@ class Rental:
         lease = Lease(request.run, number, int(request.deadline), random_base32(5, self._randbelow))
         report("rent", f"asking for {_describe(offer)}", usd_per_h=micros_to_usd(offer.price_micros_per_h))
         attempt = self._ledger.open_attempt(
-            lease, offer, renter=request.renter, at=self._clock.now(), controller=request.controller
+            lease,
+            offer,
+            renter=request.renter,
+            at=self._clock.now(),
+            controller=request.controller,
+            lease_s=request.lease_s,
         )
         pod_id = self._create(provider, offer, attempt, request, lease)
         try:
@@ -316,6 +325,11 @@ class Rental:
             public_key=request.public_key,
             deadline=lease.deadline,
             env=dict(request.env),
+            fuse=FuseTerms(
+                seconds_left=math.ceil(max(0.0, lease.deadline - self._clock.now())),
+                lease_s=request.lease_s,
+                after_s=AFTER_DEADLINE_S,
+            ),
         )
         try:
             return provider.rent(offer, order)
@@ -350,10 +364,23 @@ class Rental:
         report("rent", f"logged in to {address.host}:{address.port} after {seconds:.1f} s")
         self._ledger.finish_stage(request.run, "rent", self._clock.now())
         self._ledger.start_stage(request.run, "gate", self._clock.now())
-        gate = login.check(address)
+        gate = self._check(attempt, login, address, report)
         self._ledger.finish_stage(request.run, "gate", self._clock.now())
         report("gate", f"accepted: {gate.get('summary', 'all checks passed')}")
         return Tenancy(self._attempt(attempt), pod, address, created=True, gate=gate)
+
+    def _check(self, attempt: AttemptRecord, login: Login, address: SshAddress, report: Report) -> dict[str, Any]:
+        """The acceptance check. A fuse that does not run is told and written down; the other rings are there."""
+        gate = login.check(address)
+        fuse = gate.get("fuse")
+        if fuse is not None:
+            self._ledger.record_fuse(attempt.id, fuse)
+            if not fuse["armed"] or fuse["has_key"] is False:
+                what = "has no key to end it with" if fuse["armed"] else "does not run"
+                report(
+                    "gate", f"warning: the pod's own fuse {what}: without this machine only `pennypod sweep` ends it"
+                )
+        return gate
 
     def _ways_in(
         self, provider: Provider, pod: Pod, public_key: str, report: Report

@@ -52,6 +52,7 @@ def run_document(ledger: Ledger, run: str, now: float) -> dict[str, Any]:
         "attempts": [_attempt_document(attempt, now) for attempt in attempts],
         "passed_over": [_passed_over_document(record) for record in ledger.passed_over(run)],
         "ssh": _ssh_document(winner),
+        "fuse": _fuse_document(winner),
         "billed_seconds": round(sum(attempt.billed_seconds(now) for attempt in attempts), 3),
         "cost_usd": micros_to_usd(cost),
         "artifacts": [
@@ -161,6 +162,7 @@ def summary(document: dict[str, Any], *, closing: bool = True) -> RenderableType
         if item["kind"] == "weights":
             lines.append(Text(f"weights     {document['artifacts_dir']}/{item['path']} ({item['bytes']} bytes)"))
             lines.append(Text(f"            sha256 {item['sha256']}"))
+    lines += _fuse_words(document.get("fuse"))
     lines += _weights_words(document.get("weights_at_end"))
     if document["verdict"]:
         lines.append(Text(f"verdict     {document['verdict']}"))
@@ -251,6 +253,20 @@ def _ssh_document(attempt: AttemptRecord | None) -> dict[str, Any] | None:
     if attempt is None or attempt.ssh_host is None:
         return None
     return {"host": attempt.ssh_host, "port": attempt.ssh_port, "user": attempt.ssh_user}
+
+
+def _fuse_document(attempt: AttemptRecord | None) -> dict[str, Any] | None:
+    """Whether the pod would have ended itself, as it said at the gate; None before anybody could ask."""
+    if attempt is None or attempt.fuse is None:
+        return None
+    return {"lease_s": attempt.lease_s or 0.0, **attempt.fuse}
+
+
+def _fuse_words(fuse: Mapping[str, Any] | None) -> list[Text]:
+    """Nothing while all is well."""
+    if fuse is None or (fuse["armed"] and fuse["has_key"] is not False):
+        return []
+    return [Text("fuse        the pod could not have ended itself", style="yellow")]
 
 
 def still_billing_line(pending: list[AttemptRecord], now: float) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import secrets
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from pennypod import fuse
 from pennypod.clock import SystemClock
@@ -17,7 +19,7 @@ from pennypod.model.offer import FuseTerms, Need, Order
 from pennypod.model.pod import Pod, PodState
 from pennypod.providers.base import Provider
 from pennypod.providers.http import Http
-from pennypod.providers.local import local_provider
+from pennypod.providers.local import LocalProvider, local_provider
 from pennypod.providers.local.engine import Engine
 from pennypod.providers.runpod import RunpodProvider
 from pennypod.providers.vast import VastProvider
@@ -25,6 +27,7 @@ from pennypod.settings import Settings, load_settings
 from pennypod.ssh import Ssh, SshTarget, make_key_pair, wait_for_ssh
 from pennypod.sweep import DESTROYED, survey, sweep
 from simulated import KEYS, Simulator, simulator
+from workspace import Workspace
 
 pytestmark = [pytest.mark.heavy, pytest.mark.pod, pytest.mark.timeout(1200), pytest.mark.xdist_group("fuse")]
 
@@ -179,6 +182,54 @@ def test_it_does_not_wait_for_sshd(local: Tenant) -> None:
     lines = local.engine.call("logs", local.container())
     words = (lines.stdout + lines.stderr).splitlines()
     assert any("pennypod-fuse: armed" in line for line in words), words
+
+
+# --- with the whole control side of a real run ------------------------------------------------------------------------
+
+LEASE_MINUTES = 0.25
+
+
+def test_the_guard_renews_the_lease_of_a_run_that_is_at_work(tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path)
+    done = workspace.play(job="tiny", tiny_epochs=22, pod_lease_minutes=LEASE_MINUTES)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert workspace.document()["fuse"]["lease_s"] == LEASE_MINUTES * 60
+    assert workspace.document()["stages"]["training"] > LEASE_MINUTES * 60
+
+
+def test_a_lost_control_node_is_a_pod_that_ends_itself(
+    tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    """Controller, guard and ledger gone in one moment: only the pod is left to know that nobody is there."""
+    workspace, log = Workspace(tmp_path), tmp_path / "log"
+    process = workspace.start(job="tiny", tiny_epochs=200, pod_lease_minutes=LEASE_MINUTES, log=log)
+    wait_until(lambda: "/200" in log.read_text(), 180, "the training runs")
+    (pod,) = workspace.pods()
+    (run,) = workspace.ledger().runs()
+    provider = local_provider(load_settings())
+    try:
+        for victim in [*guards(run.controller), psutil.Process(process.pid)]:
+            victim.kill()
+        process.wait(20)
+        shutil.rmtree(workspace.home)
+        began = time.monotonic()
+        wait_until(lambda: still(provider, pod).state is not PodState.RUNNING, LEASE_MINUTES * 60 + 10, "it ends")
+        record_property("seconds", round(time.monotonic() - began, 1))
+        assert "nobody has renewed the lease" in "\n".join(still(provider, pod).details["log"])
+    finally:
+        provider.destroy(pod.pod_id)
+
+
+def guards(controller: str) -> list[psutil.Process]:
+    found = [process for process in psutil.process_iter(["cmdline"]) if controller in (process.info["cmdline"] or [])]
+    assert found
+    return found
+
+
+def still(provider: LocalProvider, pod: Pod) -> Pod:
+    found = provider.pod(pod.pod_id)
+    assert found is not None
+    return found
 
 
 # --- both providers' APIs, as the simulator plays them ----------------------------------------------------------------

@@ -48,6 +48,7 @@ def check_success(document: dict[str, Any]) -> None:
     (weights,) = [item for item in document["artifacts"] if item["kind"] == "weights"]
     home = Path(document["artifacts_dir"]) / weights["path"]
     assert (home.stat().st_size, sha256(home)) == (weights["bytes"], weights["sha256"])
+    assert (document["fuse"]["armed"], document["fuse"]["has_key"]) == (True, True)
 
 
 def test_the_demo_trains_and_leaves_nothing_behind(workspace: Workspace) -> None:

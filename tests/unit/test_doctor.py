@@ -19,6 +19,7 @@ from pennypod.cli import main
 from pennypod.cli.app import App
 from pennypod.doctor import FAIL, OK, WARN, Doctor, Finding
 from pennypod.errors import AuthError, EngineError, PennypodError, TransientError
+from pennypod.fuse import FuseState
 from pennypod.ledger import RunRecord, open_ledger
 from pennypod.model.ids import Lease
 from pennypod.providers.base import Reach
@@ -220,6 +221,19 @@ def test_a_pod_past_its_deadline_is_a_warning(world: World) -> None:
     found = world.findings()["ledger"]
     assert (found.level, found.advice) == (WARN, "pennypod sweep")
     assert lease.name in found.seen
+
+
+@pytest.mark.parametrize(("armed", "level"), [(True, OK), (False, WARN)])
+def test_a_pod_that_cannot_end_itself_is_a_warning(world: World, armed: bool, level: str) -> None:
+    with contextlib.closing(open_ledger(world.settings)) as ledger:
+        now = world.clock.now()
+        ledger.open_run(RunRecord("demo-1201-abcde", "demo", "1:1", now, "/nowhere", deadline=now + 600))
+        lease = Lease("demo-1201-abcde", 1, int(now + 600), "abcde")
+        attempt = ledger.open_attempt(lease, offer(1), renter="1:1", at=now)
+        ledger.record_fuse(attempt.id, FuseState(armed).as_document())
+    finding = world.findings(WITH_KEY)["fuses"]
+    assert finding.level == level
+    assert (lease.name in finding.seen) is not armed
 
 
 def test_the_command_prints_every_line_and_exits_1_on_a_failure(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

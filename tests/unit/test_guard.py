@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from fakes import FakeClock, FakeLogin, FakeProvider, offer
 from pennypod.errors import TransientError
 from pennypod.guard import Guard
-from pennypod.ledger import AttemptState, Outcome, RunRecord, open_ledger
+from pennypod.ledger import AttemptRecord, AttemptState, Outcome, RunRecord, open_ledger
 from pennypod.model.ids import Lease
 from pennypod.rental import Rental, RentRequest
 from pennypod.settings import Settings
@@ -63,6 +64,49 @@ def test_a_dead_controller_loses_its_pod_and_the_ledger_says_why(world: World) -
     assert "ended before the run was over" in (run.reason or "")
     document = json.loads((world.artifacts / RUN / "run.json").read_text())
     assert (document["outcome"], document["pods_still_billing"]) == ("cancelled", 0)
+
+
+class Noted:
+    """Renewals that only note which attempts they were shown."""
+
+    def __init__(self) -> None:
+        self.shown: list[int] = []
+
+    def look_after(self, attempts: Iterable[AttemptRecord], deadline: float) -> None:
+        self.shown += [attempt.id for attempt in attempts]
+
+
+def renewing(world: World) -> Noted:
+    noted = Noted()
+    world.guard = Guard(
+        world.settings,
+        world.ledger,
+        world.rental,
+        world.clock,
+        world.lines.append,
+        renewals=noted,  # type: ignore[arg-type]
+    )
+    return noted
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_the_leases_of_a_run_that_may_live_are_renewed(world: World, keep: bool) -> None:
+    world.open_run(keep=keep)
+    world.rent()
+    noted = renewing(world)
+    world.guard.tick(CONTROLLER, controller_alive=not keep)
+    assert noted.shown == [1]
+
+
+def test_no_lease_is_renewed_for_a_run_that_was_taken_away_or_is_over(world: World) -> None:
+    world.open_run()
+    world.rent()
+    noted = renewing(world)
+    world.ledger.fence(RUN, "somebody said so")
+    world.guard.tick(CONTROLLER, controller_alive=True)
+    world.clock.sleep(700)  # the deadline has passed
+    world.guard.tick(CONTROLLER, controller_alive=True)
+    assert noted.shown == []
 
 
 def test_another_controllers_pod_is_left_alone(world: World) -> None:

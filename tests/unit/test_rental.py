@@ -22,11 +22,13 @@ from pennypod.errors import (
     TransientError,
     UnprovenError,
 )
+from pennypod.fuse import AFTER_DEADLINE_S, FuseState
 from pennypod.ledger import AttemptState, Ledger, RunRecord, open_ledger
 from pennypod.model.ids import parse_lease
-from pennypod.model.offer import Offer
+from pennypod.model.offer import FuseTerms, Offer, Order
 from pennypod.model.pod import PodState, SshAddress
-from pennypod.rental import RATE_LIMIT_PATIENCE_S, Rental, RentRequest, Tenancy, Terms
+from pennypod.rental import RATE_LIMIT_PATIENCE_S, Rental, RentRequest, Report, Tenancy, Terms
+from pennypod.report import run_document
 from pennypod.settings import Settings
 
 RUN = "demo-1201-abcde"
@@ -46,7 +48,7 @@ class World:
         self.rental = Rental({"fake": self.provider}, self.ledger, self.clock)
         self.guard_calls = 0
 
-    def rent(self, login: FakeLogin | None = None, offers: int = 3) -> Tenancy:
+    def rent(self, login: FakeLogin | None = None, offers: int = 3, report: Report = quiet) -> Tenancy:
         request = RentRequest(
             run=RUN,
             offers=[offer(number) for number in range(1, offers + 1)],
@@ -56,7 +58,7 @@ class World:
             public_key="ssh-ed25519 AAAA",
             renter="1:1",
         )
-        return self.rental.rent(request, login or FakeLogin(), quiet, self._guard)
+        return self.rental.rent(request, login or FakeLogin(), report, self._guard)
 
     def destroy(self, **options: float) -> None:
         for attempt in self.ledger.attempts(RUN):
@@ -396,3 +398,36 @@ def test_an_offer_on_which_the_run_could_not_finish_any_more_is_passed_over(worl
     tenancy = climb(world, Slow(GateError("bad")), offers, terms=terms)
     assert tenancy.attempt.machine_id == "machine-3"
     assert [attempt.machine_id for attempt in world.ledger.attempts(RUN)] == ["machine-1", "machine-3"]
+
+
+# --- the fuse ---------------------------------------------------------------------------------------------------------
+
+
+class FuseLogin(FakeLogin):
+    """A pod that says how its fuse is."""
+
+    def __init__(self, armed: bool) -> None:
+        super().__init__()
+        self._fuse = FuseState(armed, has_key=armed or None, renewable=armed).as_document()
+
+    def check(self, address: SshAddress) -> dict[str, Any]:
+        return {**super().check(address), "fuse": self._fuse}
+
+
+def test_every_pod_is_asked_for_with_a_fuse_for_its_deadline(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    orders: list[Order] = []
+    rent = world.provider.rent
+    monkeypatch.setattr(world.provider, "rent", lambda offer, order: orders.append(order) or rent(offer, order))
+    world.rent()
+    assert orders[0].fuse == FuseTerms(seconds_left=600, lease_s=0, after_s=AFTER_DEADLINE_S)
+
+
+@pytest.mark.parametrize("armed", [True, False])
+def test_how_the_fuse_is_stands_in_the_ledger_and_the_report(world: World, armed: bool) -> None:
+    told: list[str] = []
+    tenancy = world.rent(FuseLogin(armed), report=lambda _stage, text, **_n: told.append(text))
+    assert tenancy.attempt.fuse is not None
+    document = run_document(world.ledger, RUN, world.clock.now())
+    assert document["fuse"]["armed"] is armed
+    assert document["fuse"]["lease_s"] == 0
+    assert any("warning: the pod's own fuse does not run" in line for line in told) is not armed

@@ -113,6 +113,8 @@ class AttemptRecord:
     price_steps: list[list[float]] | None = None  # [since, all-in micro-dollars per hour]
     sent_bytes: int | None = None
     fetched_bytes: int | None = None
+    lease_s: float | None = None  # what one renewal of its fuse's lease is worth; 0 or None: nobody renews
+    fuse: dict[str, Any] | None = None  # what the pod said about its fuse, see `fuse.FuseState`
 
     @property
     def final(self) -> bool:

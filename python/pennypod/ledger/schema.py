@@ -79,6 +79,8 @@ attempts = sa.Table(
     sa.Column("price_steps", sa.JSON),
     sa.Column("sent_bytes", sa.BigInteger),
     sa.Column("fetched_bytes", sa.BigInteger),
+    sa.Column("lease_s", sa.Double),
+    sa.Column("fuse", sa.JSON),
     sa.UniqueConstraint("run", "attempt"),
 )
 

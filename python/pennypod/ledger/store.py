@@ -253,7 +253,14 @@ class Ledger:
     # --- attempts -----------------------------------------------------------------------------------------------
 
     def open_attempt(
-        self, lease: Lease, offer: Offer, *, renter: str, at: float, controller: str | None = None
+        self,
+        lease: Lease,
+        offer: Offer,
+        *,
+        renter: str,
+        at: float,
+        controller: str | None = None,
+        lease_s: float = 0.0,
     ) -> AttemptRecord:
         """Journal the intent to rent. Raises FencedError when the run was taken away or already has a live attempt."""
         with self._transaction() as tx:
@@ -280,6 +287,7 @@ class Ledger:
                     renter=renter,
                     state=AttemptState.INTENT.value,
                     intended=at,
+                    lease_s=lease_s,
                 )
             )
             return _attempts(tx, lease.run)[-1]
@@ -298,6 +306,11 @@ class Ledger:
             ssh_port=address.port,
             ssh_user=address.user,
         )
+
+    def record_fuse(self, attempt_id: int, state: dict[str, Any]) -> None:
+        """Keep what the pod said about its own fuse."""
+        with self._transaction() as tx:
+            _update_attempt(tx, attempt_id, fuse=state)
 
     def record_never(self, attempt_id: int, outcome: str, reason: str, at: float) -> None:
         """It is proven that the create call made nothing."""

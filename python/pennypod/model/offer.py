@@ -65,11 +65,13 @@ class FuseTerms:
     """When a pod's fuse fires, next to the deadline itself: whole seconds, counted from the start of the pod.
 
     `seconds_left` to the deadline by our clock, since a pod's may be wrong. `lease_s` after the last renewal; 0 means
-    that nobody renews and only the deadline counts.
+    that nobody renews and only the deadline counts. At the deadline the fuse waits `after_s` more: whoever has a ledger
+    and can save weights comes first.
     """
 
     seconds_left: int
     lease_s: int = 0
+    after_s: int = 0
 
 
 @dataclass(frozen=True, slots=True)

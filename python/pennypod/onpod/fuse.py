@@ -155,7 +155,7 @@ def main() -> None:
         leased_until()
     except Exception:
         lease_s = 0  # nobody could renew it
-    state.update(at=settings["at"], ends_at=ends_at, lease_s=lease_s, key=bool(key and pod_id))
+    state.update(at=settings["at"], ends_at=ends_at, lease_s=lease_s, key=bool((key and pod_id) or not settings["key"]))
     say("armed: %d s left, a lease of %d s" % (ends_at - now, lease_s))
     with contextlib.suppress(Exception):
         socket.getaddrinfo(url.split("/")[-1].split(":")[0], 443)  # loads what later lookups need
