@@ -94,7 +94,7 @@ class FakeProvider:
             return
         self.live.pop(pod_id, None)
 
-    def host_keys(self, pod_id: str) -> list[str]:
+    def host_keys(self, pod_id: str, name: str) -> list[str]:
         return []
 
     def balance_micros(self) -> int | None:
@@ -114,6 +114,9 @@ class FakeLogin:
         if self._verdicts and isinstance(self._verdicts[0], SshError):
             raise self._verdicts.pop(0)  # type: ignore[misc]
         return ways_in[0]
+
+    def host_key(self, address: SshAddress, ask: Callable[[], Sequence[str]], patience_s: float) -> str:
+        return "accept-new"
 
     def check(self, address: SshAddress) -> dict[str, Any]:
         verdict = self._verdicts.pop(0) if self._verdicts else None

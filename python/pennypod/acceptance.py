@@ -10,15 +10,25 @@ from typing import Any
 
 from pennypod import fuse
 from pennypod.clock import Clock
-from pennypod.errors import GateError, SshError
+from pennypod.errors import GateError, HostKeyError, SshError
 from pennypod.model.pod import SshAddress
+from pennypod.rental import ACCEPT_NEW, ATTESTED
 from pennypod.settings import Settings
-from pennypod.ssh import Ssh, SshTarget, control_path, make_key_pair, trust_host_keys, wait_for_ssh
+from pennypod.ssh import (
+    Ssh,
+    SshTarget,
+    control_path,
+    make_key_pair,
+    pinned_host_keys,
+    trust_host_keys,
+    wait_for_ssh,
+)
 
 _CHECK_SCRIPT = Path(__file__).parent / "onpod" / "gpu_check.py"
 _CHECK_LIMIT_S = 300.0
 _FIRST_TRY_S = 20.0  # on one way in, before the next is tried and the pod is looked at again
 _LONGEST_TRY_S = 60.0
+_ASK_AGAIN_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +108,32 @@ class PodLogin:
             if not why:
                 self._clock.sleep(1.0)
             try_s = min(2 * try_s, _LONGEST_TRY_S)
+
+    def host_key(self, address: SshAddress, ask: Callable[[], Sequence[str]], patience_s: float) -> str:
+        """Pin what the provider tells, if it tells in time. A key that is made late may be told late: asked again.
+
+        Until here nothing but a login was done, which tells nobody a secret, whoever it was that answered.
+        """
+        known_hosts = self._settings.run_dir(self._run) / "known_hosts"
+        met = set(pinned_host_keys(known_hosts, address.host, address.port))
+        end = self._clock.now() + patience_s
+        while True:
+            told = [" ".join(key.split()[:2]) for key in ask()]
+            if met & set(told):
+                trust_host_keys(known_hosts, address.host, address.port, told)
+                return ATTESTED
+            self._on_wait("its host key is not attested yet")
+            if self._clock.now() >= end:
+                break
+            self._clock.sleep(_ASK_AGAIN_S)
+        if told:
+            raise HostKeyError(
+                f"{address.host}:{address.port} shows a host key that its provider does not tell of: either somebody"
+                " else answers there or the pod made new keys; the pod is not used",
+                host=address.host,
+                port=address.port,
+            )
+        return ACCEPT_NEW
 
     def check(self, address: SshAddress) -> dict[str, Any]:
         """The acceptance report. Raises GateError with the reason when the pod fails, or gives no verdict in time."""

@@ -151,6 +151,12 @@ class SshError(PennypodError):
     code = "ssh"
 
 
+class HostKeyError(SshError):
+    """The pod showed another host key than its provider tells: nothing is sent to whoever answers there."""
+
+    code = "host_key"
+
+
 class TransferError(PennypodError):
     """Bytes did not arrive whole."""
 

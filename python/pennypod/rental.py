@@ -21,6 +21,7 @@ from pennypod.errors import (
     FencedError,
     FundsError,
     GateError,
+    HostKeyError,
     LadderExhaustedError,
     NotReadyError,
     PennypodError,
@@ -47,6 +48,9 @@ RATE_LIMIT_PATIENCE_S = 180.0
 """For how long in all one offer is waited for while its provider says "too many calls"."""
 _FIRST_RATE_PAUSE_S, _LONGEST_RATE_PAUSE_S = 2.0, 30.0
 
+ATTESTED, ACCEPT_NEW = "attested", "accept-new"
+"""How a pod's host key is known: told by its provider's authenticated API, or the first one that was met and kept."""
+
 
 class Login(Protocol):
     """Makes a pod usable over SSH and checks it; see `acceptance.PodLogin`."""
@@ -58,6 +62,12 @@ class Login(Protocol):
 
         `addresses` looks at the pod again each time it is called: ways in change while a pod starts. It raises when
         the pod will not become usable.
+        """
+
+    def host_key(self, address: SshAddress, ask: Callable[[], Sequence[str]], patience_s: float) -> str:
+        """Compare the host key that was met with what the provider tells within `patience_s`, and pin what it tells.
+
+        Returns ATTESTED, or ACCEPT_NEW when it tells nothing. Raises HostKeyError when it tells of other keys.
         """
 
     def check(self, address: SshAddress) -> dict[str, Any]:
@@ -105,6 +115,7 @@ class Tenancy:
     pod: Pod
     address: SshAddress
     created: bool
+    host_key: str = ACCEPT_NEW
     gate: dict[str, Any] = field(default_factory=dict)
 
 
@@ -135,7 +146,7 @@ class Rental:
             pod = self._providers[attempt.provider].pod(attempt.pod_id)
             address = _address_of(attempt)
             if pod is not None and pod.state is PodState.RUNNING and address is not None:
-                return Tenancy(attempt, pod, address, created=False)
+                return Tenancy(attempt, pod, address, created=False, host_key=attempt.host_key or ACCEPT_NEW)
         return None
 
     def rent(self, request: RentRequest, login: Login, report: Report, before_create: Callable[[], None]) -> Tenancy:
@@ -235,14 +246,16 @@ class Rental:
     ) -> Tenancy:
         pod = self._wait_until_running(attempt, provider, pod_id, report)
         ways_in = self._ways_in(provider, pod, public_key, report)
-        address = login.log_in(ways_in, provider.host_keys(pod_id) or pinned, limit_s)
-        report("rent", f"logged in to {address.host}:{address.port} again")
+        told = self._told_host_keys(provider, pod_id, attempt.lease_name)
+        host_key = ATTESTED if told else (attempt.host_key or ACCEPT_NEW)
+        address = login.log_in(ways_in, told or pinned, limit_s)
+        report("rent", f"logged in to {address.host}:{address.port} again, host key {host_key}")
         accepted = self._attempt(attempt).state is AttemptState.READY
         # A pod that was accepted may be at work: another matmul would only be in the way.
         gate = {} if accepted else self._check(attempt, login, address, report)
-        if not accepted or address != _address_of(attempt):
-            self._ledger.record_ready(attempt.id, address, self._clock.now())
-        return Tenancy(self._attempt(attempt), pod, address, created=False, gate=gate)
+        if not accepted or address != _address_of(attempt) or host_key != attempt.host_key:
+            self._ledger.record_ready(attempt.id, address, self._clock.now(), host_key=host_key)
+        return Tenancy(self._attempt(attempt), pod, address, created=False, host_key=host_key, gate=gate)
 
     def _try_until_heard(
         self, request: RentRequest, offer: Offer, login: Login, report: Report, before_create: Callable[[], None]
@@ -295,10 +308,10 @@ class Rental:
         report("rent", f"pod {short(pod_id)} rented on {offer.machine_id}", pod_id=pod_id)
         try:
             tenancy = self._make_usable(request, provider, attempt, pod_id, login, report)
-            self._ledger.record_ready(attempt.id, tenancy.address, self._clock.now())
+            self._ledger.record_ready(attempt.id, tenancy.address, self._clock.now(), host_key=tenancy.host_key)
             return tenancy
         except PennypodError as exc:
-            if isinstance(exc, GateError) and not offer.pooled:
+            if isinstance(exc, (GateError, HostKeyError)) and not offer.pooled:
                 self._quarantine(offer, exc)
             if isinstance(exc, (NotReadyError, SshError)):
                 exc.message += self._why(provider, pod_id)
@@ -359,15 +372,27 @@ class Rental:
         pod = self._wait_until_running(attempt, provider, pod_id, report)
         left = max(5.0, provider.timing.start_limit_s - (self._clock.now() - started))
         ways_in = self._ways_in(provider, pod, request.public_key, report)
-        address = login.log_in(ways_in, provider.host_keys(pod_id), left)
+        address = login.log_in(ways_in, [], left)
         seconds = self._clock.now() - started
-        report("rent", f"logged in to {address.host}:{address.port} after {seconds:.1f} s")
+        host_key = login.host_key(
+            address,
+            lambda: self._told_host_keys(provider, pod_id, attempt.lease_name),
+            provider.timing.host_keys_s,
+        )
+        report("rent", f"logged in to {address.host}:{address.port} after {seconds:.1f} s, host key {host_key}")
         self._ledger.finish_stage(request.run, "rent", self._clock.now())
         self._ledger.start_stage(request.run, "gate", self._clock.now())
         gate = self._check(attempt, login, address, report)
         self._ledger.finish_stage(request.run, "gate", self._clock.now())
         report("gate", f"accepted: {gate.get('summary', 'all checks passed')}")
-        return Tenancy(self._attempt(attempt), pod, address, created=True, gate=gate)
+        return Tenancy(self._attempt(attempt), pod, address, created=True, host_key=host_key, gate=gate)
+
+    def _told_host_keys(self, provider: Provider, pod_id: str, name: str) -> list[str]:
+        """What the provider tells of the pod's host keys now; a fault of it is no reason to lose the pod."""
+        try:
+            return provider.host_keys(pod_id, name)
+        except ProviderError:
+            return []
 
     def _check(self, attempt: AttemptRecord, login: Login, address: SshAddress, report: Report) -> dict[str, Any]:
         """The acceptance check. A fuse that does not run is told and written down; the other rings are there."""
@@ -458,7 +483,7 @@ class Rental:
             if not attempt.final:
                 self.destroy(attempt, outcome="abandoned", reason="left by an earlier, broken try", report=report)
 
-    def _quarantine(self, offer: Offer, exc: GateError) -> None:
+    def _quarantine(self, offer: Offer, exc: PennypodError) -> None:
         now = self._clock.now()
         self._ledger.quarantine(
             QuarantineRecord(offer.provider, offer.machine_id, at=now, until=now + QUARANTINE_S, reason=str(exc))

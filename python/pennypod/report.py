@@ -155,7 +155,10 @@ def summary(document: dict[str, Any], *, closing: bool = True) -> RenderableType
         lines.append(Text(f"passed over {offer['provider']}/{offer['machine_id']}: {offer['reason']}"))
     if document["gpu"]:
         lines.append(
-            Text(f"pod         {document['gpu']} on {document['provider']}, ${document['price_usd_per_h']:.4f}/h")
+            Text(
+                f"pod         {document['gpu']} on {document['provider']}, ${document['price_usd_per_h']:.4f}/h"
+                + _host_key_words(document["ssh"])
+            )
         )
     lines.append(Text(f"cost        ${document['cost_usd']:.6f} for {document['billed_seconds']:.0f} s billed"))
     for item in document["artifacts"]:
@@ -172,6 +175,11 @@ def summary(document: dict[str, Any], *, closing: bool = True) -> RenderableType
         billing = document["pods_still_billing"]
         lines.append(Text(f"pods still billing: {billing}", style="bold red" if billing else "bold green"))
     return Group(*lines)
+
+
+def _host_key_words(ssh: Mapping[str, Any] | None) -> str:
+    known = (ssh or {}).get("host_key")
+    return f", host key {known}" if known else ""
 
 
 def _weights_words(end: Mapping[str, Any] | None) -> list[Text]:
@@ -220,6 +228,7 @@ def _attempt_document(attempt: AttemptRecord, now: float) -> dict[str, Any]:
         "pod_id": attempt.pod_id,
         "pod_name": attempt.lease_name,
         "machine_id": attempt.machine_id,
+        "host_key": attempt.host_key,
         "gpu": attempt.gpu,
         "price_usd_per_h": micros_to_usd(attempt.price_now),
         "state": attempt.state.value,
@@ -252,7 +261,12 @@ def _passed_over_document(record: PassedOverRecord) -> dict[str, Any]:
 def _ssh_document(attempt: AttemptRecord | None) -> dict[str, Any] | None:
     if attempt is None or attempt.ssh_host is None:
         return None
-    return {"host": attempt.ssh_host, "port": attempt.ssh_port, "user": attempt.ssh_user}
+    return {
+        "host": attempt.ssh_host,
+        "port": attempt.ssh_port,
+        "user": attempt.ssh_user,
+        "host_key": attempt.host_key,
+    }
 
 
 def _fuse_document(attempt: AttemptRecord | None) -> dict[str, Any] | None:

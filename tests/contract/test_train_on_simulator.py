@@ -42,6 +42,7 @@ def test_a_job_trains_on_a_simulated_cloud(
     assert (document["outcome"], document["pods_still_billing"]) == (Outcome.SUCCEEDED, 0)
     assert document["provider"] in ("vast", "runpod")
     assert sim.live() == []
+    assert document["ssh"]["host_key"] == "attested"
     meter = {pod["name"]: pod["micros"] for pod in sim.get("meter")["pods"]}
     for attempt in document["attempts"]:
         # This job is over in seconds: a percent is meant of a run that lasts a minute.
@@ -57,5 +58,8 @@ def test_a_job_trains_on_a_simulated_cloud(
     said = done.stdout + done.stderr
     assert not [key for key in keys.values() if key in said]
     asked = sim.get("requests")["requests"]
-    assert {row["key_in"] for row in asked if row["endpoint"].split(".")[0] in ("vast", "runpod")} == {"header"}
+    calls = [row for row in asked if row["endpoint"].split(".")[0] in ("vast", "runpod")]
+    # A log lies at another address, which the key must not reach.
+    assert {row["key_in"] for row in calls if row["endpoint"] == "vast.log_file"} <= {""}
+    assert {row["key_in"] for row in calls if row["endpoint"] != "vast.log_file"} == {"header"}
     assert canaries.in_requests(keys.values(), asked) == []

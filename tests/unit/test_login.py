@@ -11,12 +11,12 @@ import pytest
 from fakes import ADDRESS, FakeClock, FakeLogin, FakeProvider, offer
 from pennypod import acceptance
 from pennypod.acceptance import GateOptions, PodLogin
-from pennypod.errors import FencedError, GateError, LadderExhaustedError, SshError, TransientError
+from pennypod.errors import FencedError, GateError, HostKeyError, LadderExhaustedError, SshError, TransientError
 from pennypod.ledger import Ledger, RunRecord, open_ledger
 from pennypod.model.pod import Pod, PodState, SshAddress
 from pennypod.rental import Rental, RentRequest, Tenancy
 from pennypod.settings import Settings
-from pennypod.ssh import Ssh
+from pennypod.ssh import Ssh, pinned_host_keys, trust_host_keys
 
 RUN = "demo-1201-abcde"
 PROXY = SshAddress("proxy.example", 10600)
@@ -124,6 +124,53 @@ def test_whoever_waits_may_stop_it(settings: Settings, clock: FakeClock, network
         PodLogin(settings, RUN, GateOptions(), clock, on_wait=stop).log_in(lambda: [ADDRESS], [], 100)
 
 
+# --- whose host key it is ---------------------------------------------------------------------------------------------
+
+KEY, OTHER_KEY, RSA_KEY = (
+    f"{kind} {letter * 40}" for kind, letter in (("ssh-ed25519", "A"), ("ssh-ed25519", "B"), ("ssh-rsa", "C"))
+)
+
+
+@pytest.fixture
+def met(settings: Settings) -> Path:
+    """A first login has taken KEY."""
+    known_hosts = settings.run_dir(RUN) / "known_hosts"
+    trust_host_keys(known_hosts, ADDRESS.host, ADDRESS.port, [KEY])
+    return known_hosts
+
+
+def test_a_key_that_the_provider_tells_is_attested_and_its_others_are_pinned_too(login: PodLogin, met: Path) -> None:
+    assert login.host_key(ADDRESS, lambda: [RSA_KEY, f"{KEY} comment"], 0) == "attested"
+    assert pinned_host_keys(met, ADDRESS.host, ADDRESS.port) == [RSA_KEY, KEY]
+
+
+def test_a_provider_that_tells_nothing_leaves_the_key_that_was_met(
+    login: PodLogin, met: Path, clock: FakeClock
+) -> None:
+    before = clock.now()
+    assert login.host_key(ADDRESS, list, 30) == "accept-new"
+    assert 30 <= clock.now() - before < 40
+    assert pinned_host_keys(met, ADDRESS.host, ADDRESS.port) == [KEY]
+
+
+def test_what_is_told_late_or_corrected_still_counts(login: PodLogin, met: Path) -> None:
+    answers = iter([[], [OTHER_KEY], [KEY]])
+    assert login.host_key(ADDRESS, lambda: next(answers), 30) == "attested"
+
+
+def test_another_key_than_the_provider_tells_is_refused(login: PodLogin, met: Path) -> None:
+    with pytest.raises(HostKeyError, match="shows a host key that its provider does not tell of"):
+        login.host_key(ADDRESS, lambda: [OTHER_KEY, RSA_KEY], 30)
+
+
+def test_a_run_that_was_taken_away_does_not_wait_for_keys(settings: Settings, clock: FakeClock, met: Path) -> None:
+    def stop(_why: str) -> None:
+        raise FencedError("taken away")
+
+    with pytest.raises(FencedError):
+        PodLogin(settings, RUN, GateOptions(), clock, on_wait=stop).host_key(ADDRESS, list, 30)
+
+
 # --- what rental puts between two tries -------------------------------------------------------------------------------
 
 
@@ -215,6 +262,27 @@ def test_a_pod_that_dies_while_we_knock_is_given_up_at_once(world: World, state:
 def test_a_pod_that_vanishes_while_we_knock_is_given_up_at_once(world: World) -> None:
     with pytest.raises(LadderExhaustedError, match="vanished"):
         world.rent(RoundsLogin(1, lambda _n: world.provider.live.clear()))
+
+
+class ImpostorsLogin(FakeLogin):
+    """Whoever answers shows a key that the provider does not tell of."""
+
+    def host_key(self, address: SshAddress, ask: Callable[[], Sequence[str]], patience_s: float) -> str:
+        raise HostKeyError("another key")
+
+
+def test_an_impostor_gets_no_work_and_its_machine_is_left_alone(world: World, clock: FakeClock) -> None:
+    with pytest.raises(LadderExhaustedError, match="another key"):
+        world.rent(ImpostorsLogin())
+    assert world.provider.live == {}
+    (attempt,) = world.ledger.attempts(RUN)
+    assert (attempt.outcome, attempt.ready) == ("host_key", None)
+    assert [record.machine_id for record in world.ledger.quarantined(clock.now())] == ["machine-1"]
+
+
+def test_the_ledger_keeps_how_the_host_key_is_known(world: World) -> None:
+    assert world.rent(FakeLogin()).host_key == "accept-new"
+    assert world.ledger.attempts(RUN)[0].host_key == "accept-new"
 
 
 def test_a_bad_machine_of_a_pool_does_not_bar_the_whole_pool(world: World, clock: FakeClock) -> None:

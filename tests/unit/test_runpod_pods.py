@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import subprocess
 from collections.abc import Iterator
@@ -85,6 +86,7 @@ def test_the_create_call_field_by_field(api: ScriptedApi, runpod: RunpodProvider
         "disk": 21,
         "ports": ["22/tcp"],
         "env": {"A": "b c", "PUBLIC_KEY": PUBLIC_KEY},
+        "args": start_command(order()),
     }
 
 
@@ -111,18 +113,17 @@ def test_an_image_without_a_cuda_in_its_tag_sets_no_floor(api: ScriptedApi, runp
     api.on(CREATE, Answer(201, pod_row()))
     runpod.rent(offer(), order(image="me/train:latest"))
     assert "minCudaVersion" not in created(api)["gpu"]
-    assert created(api)["args"] == start_command(order(), "me/train:latest")
+    assert created(api)["args"] == start_command(order())
 
 
-def test_runpods_own_images_start_as_they_are(api: ScriptedApi, runpod: RunpodProvider) -> None:
+def test_runpods_own_image_is_the_default(api: ScriptedApi, runpod: RunpodProvider) -> None:
     api.on(CREATE, Answer(201, pod_row()))
     runpod.rent(offer(), order(image=""))
     assert created(api)["image"] == DEFAULT_IMAGE
-    assert "args" not in created(api)
 
 
 def test_the_start_command_is_one_shell_word_list() -> None:
-    shell, option, inner = shlex.split(start_command(order(), "me/train:latest"))
+    shell, option, inner = shlex.split(start_command(order()))
     assert (shell, option) == ("bash", "-c")
     assert "exec /start.sh" in inner
     assert '"$PUBLIC_KEY"' in inner
@@ -425,7 +426,7 @@ def test_the_bill_of_one_pod(api: ScriptedApi, runpod: RunpodProvider) -> None:
 def test_runpod_needs_no_preparation_and_attaches_no_keys(api: ScriptedApi, runpod: RunpodProvider) -> None:
     runpod.prepare("image", lambda _text: None)
     assert not isinstance(runpod, AttachesKeys)
-    assert (runpod.host_keys(POD), api.asked, runpod.name) == ([], [], "runpod")
+    assert (api.asked, runpod.name) == ([], "runpod")
 
 
 # --- the log ----------------------------------------------------------------------------------------------------------
@@ -454,6 +455,17 @@ def test_the_log_is_what_the_stream_has_said_when_it_falls_silent(api: ScriptedA
     assert last_words(lines) == lines[1]
     (asked,) = api.calls(LOGS)
     assert (asked.query, asked.headers["accept"]) == ({"tail": "7"}, "text/event-stream")
+
+
+def test_host_keys_are_read_from_the_log_of_the_pod_rented_under_that_name(api: ScriptedApi) -> None:
+    clock = FakeClock()
+    runpod = RunpodProvider(Http("runpod", api.url, KEY, clock, quiet_s=0.1), clock)
+    key = "ssh-rsa " + "A" * 540  # longer than what is shown of a log line
+    lines = [f"pennypod-host-keys {name} {words}" for name in ("mine", "other") for words in ("begin", key, "end")]
+    lines[4] = lines[4].replace("AAAA", "BBBB", 1)
+    events = "".join(f"data: {json.dumps({'source': 'container', 'line': line})}\n\n" for line in lines)
+    api.on(LOGS, Answer(200, events, {"Content-Type": "text/event-stream"}, fault="half"))
+    assert runpod.host_keys(POD, "mine") == [key]
 
 
 @pytest.mark.parametrize("answer", [Answer(fault="drop"), Answer(after_s=0.4, body=EVENTS), Answer(500), Answer(404)])

@@ -352,6 +352,18 @@ def test_a_spend_rate_that_failed_is_not_zero(api: ScriptedApi, vast: VastProvid
         vast.spend_micros_per_h()
 
 
-def test_vast_needs_no_preparation_and_knows_no_host_keys(api: ScriptedApi, vast: VastProvider) -> None:
+def test_vast_needs_no_preparation(api: ScriptedApi, vast: VastProvider) -> None:
     vast.prepare("image", lambda _text: None)
-    assert (vast.host_keys("5678"), api.asked, vast.name) == ([], [], "vast")
+    assert (api.asked, vast.name) == ([], "vast")
+
+
+def test_host_keys_are_read_from_the_log_of_the_pod_rented_under_that_name(
+    api: ScriptedApi, vast: VastProvider
+) -> None:
+    key = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJ0oxLPVh6nQ9xVU1h0Wl9M1s3JzYkq3TnWbBz4sXq1P"
+    lines = [f"pennypod-host-keys {name} {words}" for name in ("other", "mine") for words in ("begin", key, "end")]
+    lines[1] = lines[1].replace("AAAA", "BBBB")
+    api.on("PUT /api/v0/instances/request_logs/5678/", Answer(200, {"success": True, "result_url": f"{api.url}/log"}))
+    api.on("GET /log", Answer(200, "\n".join(lines)))
+    assert vast.host_keys("5678", "mine") == [key]
+    assert api.asked[0].body == {"tail": "5000", "filter": "mine"}

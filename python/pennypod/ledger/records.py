@@ -98,6 +98,7 @@ class AttemptRecord:
     ssh_host: str | None = None
     ssh_port: int | None = None
     ssh_user: str | None = None
+    host_key: str | None = None  # "attested" by the provider, or "accept-new": the first one that was met
     destroy_requested: float | None = None
     gone: float | None = None
     outcome: str | None = None

@@ -64,6 +64,7 @@ attempts = sa.Table(
     sa.Column("ssh_host", sa.String(255)),
     sa.Column("ssh_port", sa.Integer),
     sa.Column("ssh_user", sa.String(64)),
+    sa.Column("host_key", sa.String(16)),
     sa.Column("destroy_requested", sa.Double),
     sa.Column("gone", sa.Double),
     sa.Column("outcome", sa.String(32)),

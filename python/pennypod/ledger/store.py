@@ -296,7 +296,7 @@ class Ledger:
         """The create call answered: keep the id before anything else is done with it."""
         self._advance(attempt_id, (AttemptState.INTENT,), AttemptState.RENTED, pod_id=pod_id, rented=at)
 
-    def record_ready(self, attempt_id: int, address: SshAddress, at: float) -> None:
+    def record_ready(self, attempt_id: int, address: SshAddress, at: float, *, host_key: str | None = None) -> None:
         self._advance(
             attempt_id,
             (AttemptState.RENTED, AttemptState.READY),
@@ -305,6 +305,7 @@ class Ledger:
             ssh_host=address.host,
             ssh_port=address.port,
             ssh_user=address.user,
+            host_key=host_key,
         )
 
     def record_fuse(self, attempt_id: int, state: dict[str, Any]) -> None:

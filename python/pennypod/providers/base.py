@@ -30,6 +30,7 @@ class Timing:
     poll_s             how often a pod is looked at while it starts
     start_patience_s   without any sign of progress for this long, a starting pod is given up
     start_limit_s      however much progress it shows, a pod must be reachable within this
+    host_keys_s        how long after the first login the word on its host keys may take to come; 0: at once or never
     """
 
     listing_lag_s: float
@@ -38,6 +39,7 @@ class Timing:
     poll_s: float
     start_patience_s: float
     start_limit_s: float
+    host_keys_s: float = 0.0
 
 
 class Provider(Protocol):
@@ -70,8 +72,11 @@ class Provider(Protocol):
     def destroy(self, pod_id: str) -> None:
         """Ask once for the end of a pod. Idempotent; returning is no proof, and `pennypod.proof` asks again."""
 
-    def host_keys(self, pod_id: str) -> list[str]:
-        """The pod's SSH host keys ("ssh-ed25519 AAAA...") over an authenticated channel; empty where there is none."""
+    def host_keys(self, pod_id: str, name: str) -> list[str]:
+        """The SSH host keys ("ssh-ed25519 AAAA...") of the pod rented as `name`, over an authenticated channel.
+
+        Empty where there is no such channel, and while it does not tell them yet.
+        """
 
     def balance_micros(self) -> int | None:
         """Money left in the account, None where the notion does not exist."""

@@ -49,6 +49,7 @@ TIMING = Timing(
     poll_s=5.0,
     start_patience_s=900.0,  # a pull shows no progress, and a cold one takes 9 to 13 minutes
     start_limit_s=1200.0,
+    host_keys_s=30.0,
 )
 
 DISK_USD_PER_GB_MONTH = 0.10
@@ -57,6 +58,7 @@ CLOUDS = ("SECURE", "COMMUNITY")
 _PAGE_ROWS = 100
 _MAX_PAGES = 1000
 _MAX_ENV = 50
+_LOG_ROWS = 5000  # the most that it tells
 _STATES = {
     "PROVISIONING": PodState.STARTING,
     "STARTING": PodState.STARTING,
@@ -198,16 +200,20 @@ class RunpodProvider:
 
     # --- the rest -----------------------------------------------------------------------------------------------------
 
-    def host_keys(self, pod_id: str) -> list[str]:  # noqa: ARG002
-        """None: RunPod does not tell them, so the first one that is met is kept."""
-        return []
+    def host_keys(self, pod_id: str, name: str) -> list[str]:
+        """As the start command has printed them into the pod's log."""
+        return startup.host_keys_told("\n".join(self._log(pod_id, _LOG_ROWS)), name)
 
     def last_lines(self, pod_id: str, tail: int = 50) -> list[str]:
-        """The newest lines of the pod's log, host and container, as a stream of events tells them."""
+        """The newest lines of the pod's log, host and container, each one short."""
+        return [self._http.clean(line) for line in self._log(pod_id, tail)]
+
+    def _log(self, pod_id: str, tail: int) -> list[str]:
+        """As a stream of events tells it."""
         reply = self._http.listen(f"/v2/pods/{_id(pod_id)}/logs", params={"tail": str(tail)})
         if not reply.ok:
             raise self._error(reply, "the logs")
-        return [self._http.clean(line) for line in _event_lines(reply.text)]
+        return list(_event_lines(reply.text))
 
     def balance_micros(self) -> int | None:
         """Money left, by GraphQL, the only place that tells. None once that API is gone, as announced."""
@@ -323,6 +329,7 @@ def create_body(offer: Offer, order: Order, api_url: str = DEFAULT_URL) -> dict[
         "disk": _disk(max(order.disk_gb, offer.disk_gb)),
         "ports": ["22/tcp"],
         "env": env,
+        "args": start_command(order, api_url),
     }
     # A floor; the list of allowed versions means equality. An older driver restarts such an image for ever, billed.
     floors = [floor for floor in (offer.details.get("cuda_min"), gpus.cuda_of_image(image)) if floor]
@@ -330,19 +337,14 @@ def create_body(offer: Offer, order: Order, api_url: str = DEFAULT_URL) -> dict[
         body["gpu"]["minCudaVersion"] = max((str(floor) for floor in floors), key=_cuda_parts)
     if offer.details.get("data_centers"):
         body["dataCenterIds"] = list(offer.details["data_centers"])
-    command = start_command(order, image, api_url)
-    if command:
-        body["args"] = command
     return body
 
 
-def start_command(order: Order, image: str, api_url: str = DEFAULT_URL) -> str:
-    """What the pod runs in place of its image's own command; "" for an image that does alone what is needed."""
-    parts: list[str] = []
+def start_command(order: Order, api_url: str = DEFAULT_URL) -> str:
+    """What the pod runs in place of its image's own command."""
+    parts = [startup.tell_host_keys(order.name)]
     if order.fuse is not None:
-        parts.append(fuse.part(order.fuse, order.deadline, ending(api_url)))
-    if not parts and image.startswith("runpod/"):
-        return ""
+        parts.insert(0, fuse.part(order.fuse, order.deadline, ending(api_url)))
     return startup.words("bash", "-c", startup.script([*parts, _START_SSHD]))
 
 

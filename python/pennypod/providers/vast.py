@@ -46,6 +46,7 @@ TIMING = Timing(
     poll_s=5.0,
     start_patience_s=600.0,  # pull progress shows in status_msg and starts it anew
     start_limit_s=1800.0,
+    host_keys_s=30.0,
 )
 
 # Seconds between two calls, as the service enforces them, and a little more.
@@ -74,6 +75,7 @@ _MAX_LABEL = 256
 _MAX_ENV = 32_000
 _LOG_TRIES = 30
 _LOG_PAUSE_S = 0.3
+_LOG_ROWS = 5000
 
 _MONEY = re.compile(r"\b(?:credits?|billing|spend|payment|funds)\b")
 _BROKEN = re.compile(r"\b(?:error|failed|failure|oci runtime|permission denied|no space left)\b")
@@ -230,9 +232,9 @@ class VastProvider:
 
     # --- the rest -----------------------------------------------------------------------------------------------------
 
-    def host_keys(self, pod_id: str) -> list[str]:  # noqa: ARG002
-        """None: Vast does not tell them, so the first one that is met is kept."""
-        return []
+    def host_keys(self, pod_id: str, name: str) -> list[str]:
+        """As the start script has printed them into the instance's log."""
+        return startup.host_keys_told(self.logs(pod_id, _LOG_ROWS, containing=name), name)
 
     def label(self, pod_id: str, text: str) -> None:
         """Give an instance another label. Our own leases are labelled by the create call."""
@@ -241,9 +243,11 @@ class VastProvider:
             self._http.request("PUT", f"/api/v0/instances/{_number(pod_id)}/", body=body, endpoint="label"), "label"
         )
 
-    def logs(self, pod_id: str, tail: int = 200, *, daemon: bool = False) -> str:
+    def logs(self, pod_id: str, tail: int = 200, *, daemon: bool = False, containing: str = "") -> str:
         """The last lines of an instance's log, "" when they do not come in time. `daemon` asks for the host's side."""
         body = {"tail": str(tail), **({"daemon_logs": "true"} if daemon else {})}
+        if containing:
+            body["filter"] = containing
         path = f"/api/v0/instances/request_logs/{_number(pod_id)}/"
         answer = self._checked(self._http.request("PUT", path, body=body, endpoint="logs"), "logs")
         url = answer.get("result_url")
@@ -459,7 +463,12 @@ def create_body(offer: Offer, order: Order, api_url: str = DEFAULT_URL) -> dict[
 
 def onstart_script(order: Order, api_url: str = DEFAULT_URL) -> str:
     """What the instance runs at every start."""
-    parts = [startup.no_auto_tmux(), startup.let_in(order.public_key), startup.environment(order.env)]
+    parts = [
+        startup.no_auto_tmux(),
+        startup.let_in(order.public_key),
+        startup.environment(order.env),
+        startup.tell_host_keys(order.name),
+    ]
     if order.fuse is not None:
         parts.insert(0, fuse.part(order.fuse, order.deadline, ending(api_url)))
     return startup.script(parts)

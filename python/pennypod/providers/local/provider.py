@@ -245,7 +245,7 @@ class LocalProvider:
         rows = self.looker.list_containers(f"label={LABEL}", f"id={pod_id}")
         return next((row for row in rows if row["id"].startswith(pod_id) and _is_pod(row)), None)
 
-    def host_keys(self, pod_id: str) -> list[str]:
+    def host_keys(self, pod_id: str, name: str = "") -> list[str]:  # noqa: ARG002
         """Read inside the container, through the engine. The pod makes its key in its first second: waited for."""
         last = ""
         for attempt in range(25):
