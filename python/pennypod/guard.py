@@ -143,7 +143,7 @@ class Guard:
     def _renew(self, run: RunRecord) -> None:
         """Tell the run's pod that somebody watches over it, while the ledger lets the run have one."""
         if run.closed is None and run.fenced_reason is None and run.deadline is not None:
-            self._renewals.look_after(self._ledger.attempts(run.run), run.deadline)
+            self._renewals.look_after(self._ledger.attempts(run.run), run.deadline, to_the_end=run.keep_on_disconnect)
 
     def _reserve_s(self, run: RunRecord, controller_alive: bool) -> float:
         """A command that runs keeps time for its weights itself; for one that does not, the guard does."""

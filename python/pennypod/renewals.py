@@ -50,8 +50,11 @@ class Renewals:
         self._words: dict[int, _Word] = {}
         self._threads: list[threading.Thread] = []
 
-    def look_after(self, attempts: Iterable[AttemptRecord], deadline: float) -> None:
-        """Renew what is due among the attempts of one run, and return at once. Never beyond the run's deadline."""
+    def look_after(self, attempts: Iterable[AttemptRecord], deadline: float, *, to_the_end: bool = False) -> None:
+        """Renew what is due among the attempts of one run, and return at once. Never beyond the run's deadline.
+
+        `to_the_end` makes each lease as long as that allows: for a run that nobody need watch over any more.
+        """
         now = self._clock.now()
         self._threads = [thread for thread in self._threads if thread.is_alive()]
         for attempt in attempts:
@@ -59,7 +62,8 @@ class Renewals:
                 continue
             word = self._words.setdefault(attempt.id, _Word(due=now))
             # The fuse itself waits a little at the deadline; a lease that ended on the dot would not.
-            left = min(attempt.lease_s, deadline + fuse.AFTER_DEADLINE_S - now)
+            left = deadline + fuse.AFTER_DEADLINE_S - now
+            left = left if to_the_end else min(attempt.lease_s, left)
             if word.under_way or now < word.due or left <= 0:
                 continue
             word.under_way = True

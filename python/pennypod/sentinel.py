@@ -79,6 +79,7 @@ class Look:
         """One line for a log: numbers first, then each name that matters."""
         ended = [item for item in self.swept if item.action == DESTROYED]
         parts = [f"{len(self.swept)} due, {len(ended)} destroyed, {len(self.found.kept)} within their time"]
+        parts += [f"stopped before its time {name}" for name in self.found.stopped]
         parts += [f"destroyed {item.target.name} ({item.target.reason}, ${item.usd:.4f})" for item in ended]
         parts += [f"NOT PROVEN GONE {item.target.name}: {item.error}" for item in self.unproven]
         parts += [f"{provider} cannot be looked at: {why}" for provider, why in self.found.unlisted.items()]

@@ -95,6 +95,11 @@ class Survey:
     kept: list[Target] = field(default_factory=list)
     unlisted: dict[str, str] = field(default_factory=dict)
 
+    @property
+    def stopped(self) -> list[str]:
+        """Pods within their time that compute no more: a fuse that may not delete its pod leaves them so."""
+        return [target.name for target in self.kept if target.pod is not None and target.pod.state is PodState.STOPPED]
+
 
 def survey(
     providers: Mapping[str, Provider],

@@ -71,8 +71,10 @@ class Noted:
 
     def __init__(self) -> None:
         self.shown: list[int] = []
+        self.to_the_end = False
 
-    def look_after(self, attempts: Iterable[AttemptRecord], deadline: float) -> None:
+    def look_after(self, attempts: Iterable[AttemptRecord], deadline: float, *, to_the_end: bool) -> None:
+        self.to_the_end = to_the_end
         self.shown += [attempt.id for attempt in attempts]
 
 
@@ -96,6 +98,7 @@ def test_the_leases_of_a_run_that_may_live_are_renewed(world: World, keep: bool)
     noted = renewing(world)
     world.guard.tick(CONTROLLER, controller_alive=not keep)
     assert noted.shown == [1]
+    assert noted.to_the_end is keep
 
 
 def test_no_lease_is_renewed_for_a_run_that_was_taken_away_or_is_over(world: World) -> None:

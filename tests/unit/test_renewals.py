@@ -94,6 +94,13 @@ def test_no_lease_reaches_beyond_the_runs_deadline(world: World) -> None:
     assert world.look(attempt(), after_s=1000) == []
 
 
+def test_a_run_that_is_left_alone_gets_a_lease_for_all_its_time(world: World) -> None:
+    world.renewals.look_after([attempt()], world.deadline, to_the_end=True)
+    world.renewals.wait()
+    ((_, seconds),) = world.sent
+    assert seconds == pytest.approx(86_400 + AFTER_DEADLINE_S, abs=1)
+
+
 def test_a_word_that_does_not_arrive_is_said_again_soon_and_told_once(world: World) -> None:
     world.fault = SshError("no route")
     assert world.look(attempt()) == []

@@ -328,3 +328,13 @@ def test_the_document_says_what_was_done(world: World) -> None:
         "cost_usd": swept.usd,
         "error": None,
     }
+
+
+def test_a_pod_that_its_fuse_could_only_stop_is_named_while_it_is_within_its_time(world: World) -> None:
+    early, late = world.lease(in_s=600), world.lease(OTHER, in_s=-10)
+    for number, lease in enumerate((early, late)):
+        pod_id = world.pod(lease.name, f"pod-{number}")
+        world.provider.live[pod_id] = replace(world.provider.live[pod_id], state=PodState.STOPPED)
+    found = survey(world.providers, world.ledger, world.clock.now())
+    assert found.stopped == [early.name]
+    assert [target.name for target in found.due] == [late.name]

@@ -129,6 +129,7 @@ def _document(seen: Look, dry_run: bool) -> dict[str, Any]:
         "judged_at": seen.judged_at,
         "pods": [item.as_document() for item in seen.swept],
         "kept": [{"pod_name": t.name, "provider": t.provider, "deadline": t.deadline} for t in seen.found.kept],
+        "stopped": seen.found.stopped,
         "not_listed": dict(seen.found.unlisted),
     }
 
@@ -150,3 +151,5 @@ def _print(app: App, seen: Look) -> None:
     unreadable = sum(target.lease is None for target in seen.found.kept)
     more = f", {unreadable} of them with a name that cannot be read" if unreadable else ""
     click.echo(f"{len(seen.swept)} due, {len(seen.found.kept)} within their time{more}")
+    for name in seen.found.stopped:
+        app.say(f"stopped before its time, and may bill for its disk until a sweep after its deadline ends it: {name}")
