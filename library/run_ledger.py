@@ -132,7 +132,8 @@ from pennypod.model.ids import job_of_run, new_run_id
 from pennypod.monitor import FOLDER as MONITOR_FOLDER
 from pennypod.podwork import ASK_EVERY_S
 from pennypod.providers.registry import all_providers
-from pennypod.report import run_document, write_json, write_results
+from pennypod.receipts import write_json
+from pennypod.report import run_document, write_results
 from pennypod.settings import Settings, load_settings
 
 INPUTS_FILE = "inputs.json"

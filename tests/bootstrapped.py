@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from pennypod.clock import SystemClock
+from pennypod.ending import Ending
 from pennypod.errors import TransientError
 from pennypod.model.ids import Lease
 from pennypod.model.offer import Need, Order
@@ -56,7 +57,7 @@ class PodSaver:
     def save(self, image: str) -> None:
         """Bootstrap a stock pod for the demo job and commit it as `image`."""
         workspace = self.workspace
-        pod_id, name, host, port = self.rent("stock")
+        pod_id, _name, host, port = self.rent("stock")
         try:
             play = workspace.root / "save.yml"
             play.write_text(_PLAY.format(job=workspace.root / "group_vars" / "job_demo.yml"))
@@ -77,7 +78,9 @@ class PodSaver:
             if done.rc != 0:
                 raise SystemExit(f"cannot save the pod: {done.stderr}")
         finally:
-            self.rental.prove_gone(self.provider, pod_id, name)
+            pod = self.provider.pod(pod_id)
+            if pod is not None:
+                self.rental.destroy_all([Ending(pod, "done", "it is saved")], lambda *_a, **_k: None)
 
 
 def kept_image(workspace: Workspace, say: Say) -> str:

@@ -7,17 +7,19 @@ in the step that marks the attempt as gone, and whatever is not proven stays on 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from pennypod.clock import Clock
 from pennypod.errors import FencedError, PennypodError, RateLimitedError, TransientError, UnprovenError
-from pennypod.ledger import AttemptRecord, Ledger
+from pennypod.ledger import AttemptRecord, AttemptState, Ledger
 from pennypod.model.ids import parse_lease
+from pennypod.model.meter import PodMeter
 from pennypod.model.money import format_usd, micros_to_usd
 from pennypod.model.pod import Pod
-from pennypod.proof import DestroyCalls, Proof, Sought, gone_since, prove_all
+from pennypod.proof import DestroyCalls, Proof, Sought, prove_all
 from pennypod.providers.base import Provider
+from pennypod.receipts import billed_seconds, gone_since, meter_document, total_micros
 
 Report = Callable[..., None]
 """`Events.emit`: stage, text, numbers."""
@@ -37,10 +39,15 @@ class Ending:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """What became of one: its receipt (None when no pod ever came of it), or why it is not proven gone."""
+    """What became of one: its receipt (None when no pod ever came of it), or why it is not proven gone.
+
+    `unkept` is why a pod that is proven gone, and that no attempt is about, has a receipt which was neither sealed nor
+    kept; an attempt without a kept receipt counts as not proven gone.
+    """
 
     receipt: dict[str, Any] | None = None
     error: PennypodError | None = None
+    unkept: PennypodError | None = None
 
 
 class Endings:
@@ -97,14 +104,6 @@ class Endings:
         if ended.error is not None:
             raise ended.error
         return ended.receipt
-
-    def prove_gone(self, sought: Sought, *, patience_s: float) -> list[dict[str, Any]]:
-        """Destroy a pod until absence is proven; what was asked and answered. Raises UnprovenError."""
-        proof = Proof(sought, self._calls, self._clock)
-        prove_all([proof], self._clock, patience_s)
-        if not proof.complete:
-            raise proof.unproven(patience_s)
-        return proof.steps
 
     def find_by_name(self, provider: Provider, name: str) -> str | None:
         """Look a lost create up by its unique name, over the provider's listing lag. Raises when it cannot look."""
@@ -175,12 +174,15 @@ class Endings:
         if not proof.complete:
             return Ended(error=proof.unproven(patience_s))
         if isinstance(ending.target, Pod):
-            return Ended()
-        attempt, pod_id = self._now(ending.target), proof.sought.pod_id
-        gone_at = gone_since(proof.steps)
-        receipt = receipt_of(attempt, pod_id, proof.steps, gone_at)
+            receipt = receipt_of(_as_attempt(ending), proof, ending.reason)
+            try:
+                return Ended(self._ledger.record_stray(receipt))
+            except PennypodError as exc:
+                return Ended(receipt, unkept=exc)
         try:
-            first = self._ledger.record_gone(attempt.id, receipt, gone_at, int(receipt["cost_micros"]))
+            attempt, pod_id = self._now(ending.target), proof.sought.pod_id
+            receipt = receipt_of(attempt, proof, attempt.reason or ending.reason)
+            first = self._ledger.record_gone(attempt.id, receipt, receipt["gone_at"], int(receipt["cost_micros"]))
         except PennypodError as exc:
             return Ended(error=exc)
         if first:
@@ -229,26 +231,50 @@ def _places(endings: Sequence[Ending]) -> dict[int, int]:
     return places
 
 
-def receipt_of(
-    attempt: AttemptRecord, pod_id: str, proof: Sequence[Mapping[str, Any]], gone_at: float
-) -> dict[str, Any]:
-    """What a receipt says. Money in micro-dollars, times in Unix seconds."""
-    billed = replace(attempt, gone=gone_at)
-    return {
+def _as_attempt(ending: Ending) -> AttemptRecord:
+    """A pod that the ledger does not know, as the attempt that it must have been by its own word."""
+    pod = ending.target
+    assert isinstance(pod, Pod)
+    lease = parse_lease(pod.name)
+    return AttemptRecord(
+        id=0,
+        run="" if lease is None else lease.run,
+        attempt=0 if lease is None else lease.attempt,
+        lease_name=pod.name,
+        provider=pod.provider,
+        offer_id="",
+        machine_id=pod.machine_id,
+        gpu=pod.gpu,
+        gpu_count=pod.gpu_count,
+        price_micros_per_h=pod.price_micros_per_h,
+        renter="",
+        state=AttemptState.DESTROYING,
+        intended=pod.created,
+        pod_id=pod.pod_id,
+        rented=pod.created,
+    )
+
+
+def receipt_of(attempt: AttemptRecord, proof: Proof, reason: str) -> dict[str, Any]:
+    """What the receipt of an attempt's pod says, by a complete proof. What must agree in it: `pennypod.receipts`."""
+    meter = attempt.meter or PodMeter(attempt.price_micros_per_h, made=attempt.intended, computing=attempt.intended)
+    receipt = {
         "run": attempt.run,
         "provider": attempt.provider,
-        "pod_id": pod_id,
+        "pod_id": proof.sought.pod_id,
         "pod_name": attempt.lease_name,
         "machine_id": attempt.machine_id,
         "gpu": attempt.gpu,
+        "reason": reason,
         "price_usd_per_h": micros_to_usd(attempt.price_now),
         "rented_at": attempt.intended,
-        "gone_at": gone_at,
-        "proven_at": proof[-1]["at"],
-        "billed_seconds": round(billed.billed_seconds(gone_at), 3),
-        "cost_micros": billed.cost_micros(gone_at),
-        "proof": list(proof),
+        "gone_at": gone_since(proof.steps),
+        "proven_at": proof.steps[-1]["at"],
+        "meter": meter_document(meter),
+        "absence": proof.absence,
+        "proof": proof.steps,
     }
+    return {**receipt, "billed_seconds": billed_seconds(receipt), "cost_micros": total_micros(receipt)}
 
 
 def short(pod_id: str) -> str:

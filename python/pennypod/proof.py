@@ -9,7 +9,7 @@ that all processes with one ledger share.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,7 @@ from pennypod.ledger import Ledger, LedgerError
 from pennypod.model.money import format_usd
 from pennypod.model.pod import Pod
 from pennypod.providers.base import Provider, TellsSpend
+from pennypod.receipts import ABSENT, ACCEPTED, DESTROY, LISTING, LOOK, NOT_TOLD, SPENDING, SPENDS, STILL
 
 DESTROY_CALLS_PER_HOUR = 150
 """Never more destroy calls for one pod within an hour, whoever makes them."""
@@ -28,12 +29,6 @@ LONGEST_PAUSE_S = 30.0
 
 _FIRST_PAUSE_S = 2.0
 _LONGEST_LOOK_PAUSE_S = 10.0
-
-DESTROY, LOOK, LISTING, SPENDING = "destroy", "is it there", "is it listed", "is it paid for"
-"""What is asked, as receipts tell it."""
-
-ACCEPTED, ABSENT, NOT_TOLD, STILL, SPENDS = "accepted", "absent", "not told", "still", "the account spends"
-"""Answers, or how they begin. NOT_TOLD is said of a view that this key may not see; STILL and SPENDS show the pod."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +105,13 @@ class Proof:
     @property
     def complete(self) -> bool:
         return self._absent >= self.sought.provider.timing.absence_checks
+
+    @property
+    def absence(self) -> dict[str, Any]:
+        """How absence is established here, as a receipt claims it."""
+        timing = self.sought.provider.timing
+        views = [LOOK, LISTING, *([SPENDING] if isinstance(self.sought.provider, TellsSpend) else [])]
+        return {"checks": timing.absence_checks, "spacing_s": timing.absence_spacing_s, "views": views}
 
     @property
     def last_answer(self) -> str:
@@ -234,20 +236,3 @@ def is_unexplained(spending: int, listed: int, price: int) -> bool:
     the rest for prices that listings and bills round differently.
     """
     return price > 0 and spending - listed >= max(price // 2, listed // 20)
-
-
-def gone_since(steps: Sequence[Mapping[str, Any]]) -> float:
-    """When the meter stopped, by `steps` that end with answers of absence: at the last destroy that was accepted.
-
-    Unless the pod was seen after that: then the first answer of absence since counts. Errors tell nothing.
-    """
-    since = float(steps[-1]["at"])
-    for step in reversed(steps):
-        answer = str(step["answer"])
-        if step["asked"] == DESTROY and answer == ACCEPTED:
-            return float(step["at"])
-        if answer.startswith((STILL, SPENDS)):
-            break
-        if answer == ABSENT:
-            since = float(step["at"])
-    return since

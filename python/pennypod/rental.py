@@ -38,7 +38,6 @@ from pennypod.model.ids import Lease, RandomBelow, parse_lease, random_base32
 from pennypod.model.money import cost_micros, format_usd, micros_to_usd
 from pennypod.model.offer import FuseTerms, Offer, Order
 from pennypod.model.pod import Pod, PodState, SshAddress
-from pennypod.proof import Sought
 from pennypod.providers.base import AttachesKeys, Provider, TellsLogs, last_words
 
 QUARANTINE_S = 24 * 3600.0
@@ -303,7 +302,8 @@ class Rental:
             self._ledger.record_pod(attempt.id, pod_id, self._clock.now())
         except FencedError:
             # Somebody gave this attempt up while the create call was under way: the late arrival is destroyed.
-            self.prove_gone(provider, pod_id, lease.name)
+            self._ledger.record_late(attempt.id, pod_id, self._clock.now())
+            self.destroy(self._attempt(attempt), outcome="cancelled", reason="it came too late", report=report)
             raise
         report("rent", f"pod {short(pod_id)} rented on {offer.machine_id}", pod_id=pod_id)
         try:
@@ -506,12 +506,6 @@ class Rental:
     ) -> list[Ended]:
         """End pods side by side; what became of each. `release` holds back those with something left to save."""
         return self._endings.end_all(endings, report, patience_s, release)
-
-    def prove_gone(
-        self, provider: Provider, pod_id: str, name: str, *, patience_s: float = 120.0
-    ) -> list[dict[str, Any]]:
-        """Destroy until absence is proven; the list of what was asked and answered (see `pennypod.proof`)."""
-        return self._endings.prove_gone(Sought(provider, pod_id, name), patience_s=patience_s)
 
     def _attempt(self, attempt: AttemptRecord) -> AttemptRecord:
         return next(record for record in self._ledger.attempts(attempt.run) if record.id == attempt.id)

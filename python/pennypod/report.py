@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -26,6 +24,7 @@ from pennypod.ledger import (
     WeightsState,
 )
 from pennypod.model.money import format_usd, micros_to_usd
+from pennypod.receipts import receipt_document, write_json
 
 RUN_FILE = "run.json"
 RECEIPT_FILE = "receipt.json"
@@ -118,24 +117,12 @@ def write_results(ledger: Ledger, run: str, now: float) -> dict[str, Any]:
     folder = Path(ledger.run(run).artifacts_dir)
     folder.mkdir(parents=True, exist_ok=True)
     document = run_document(ledger, run, now)
-    receipts = [attempt.receipt for attempt in ledger.attempts(run) if attempt.receipt is not None]
-    write_json(folder / RECEIPT_FILE, {"run": run, "pods": receipts})
+    attempts = ledger.attempts(run)
+    receipts = [attempt.receipt for attempt in attempts if attempt.receipt is not None]
+    still_open = [attempt.lease_name for attempt in attempts if not attempt.final]
+    write_json(folder / RECEIPT_FILE, receipt_document(ledger.sealer, run, receipts, still_open, now))
     write_json(folder / RUN_FILE, document)
     return document
-
-
-def write_json(path: Path, document: Any) -> None:
-    """Write JSON so that a reader sees the old file or the new one, never half of it."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with part.open("w", encoding="utf-8") as file:
-            json.dump(document, file, indent=2, sort_keys=False)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def summary(document: dict[str, Any], *, closing: bool = True) -> RenderableType:

@@ -65,7 +65,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Swept:
-    """What became of one target. `error` is why it is not proven gone."""
+    """What became of one target. `error` is why it is not proven gone, or has left no receipt."""
 
     target: Target
     action: str
@@ -245,7 +245,8 @@ def _swept(target: Target, ended: Sequence[Ended], ledger: Ledger, now: float) -
     if error is not None:
         return Swept(target, UNPROVEN, _cost(target, now), str(error))
     existed = target.pod is not None or any(one.receipt is not None for one in ended)
-    return Swept(done, DESTROYED if existed else NEVER_EXISTED, _cost(done, now) if existed else 0.0)
+    unkept = next((f"its receipt could not be kept: {one.unkept}" for one in ended if one.unkept is not None), "")
+    return Swept(done, DESTROYED if existed else NEVER_EXISTED, _cost(done, now) if existed else 0.0, unkept)
 
 
 def _close(run: str, ledger: Ledger, now: float) -> None:

@@ -15,17 +15,16 @@ from pennypod.errors import AuthError, TransientError
 from pennypod.ledger import Ledger, LedgerError, open_ledger
 from pennypod.model.pod import Pod, PodState
 from pennypod.proof import (
-    DESTROY,
     DESTROY_CALLS_PER_HOUR,
     LONGEST_PAUSE_S,
     DestroyCalls,
     Proof,
     Sought,
-    gone_since,
     is_unexplained,
     pause_before_next,
     prove_all,
 )
+from pennypod.receipts import DESTROY, gone_since
 from pennypod.settings import Settings
 
 PRICE = 200_000

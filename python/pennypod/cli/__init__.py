@@ -17,6 +17,7 @@ from pennypod.cli.offers import offers
 from pennypod.cli.runs import report, ssh
 from pennypod.cli.sample_data import sample_data
 from pennypod.cli.sweep import sentinel, sweep
+from pennypod.cli.verify import verify
 from pennypod.errors import PennypodError, UnprovenError
 from pennypod.simulator.command import simulate
 
@@ -71,5 +72,5 @@ def main() -> None:
     """
 
 
-for command in (doctor, ledger, live, offers, report, sample_data, sentinel, simulate, ssh, sweep):
+for command in (doctor, ledger, live, offers, report, sample_data, sentinel, simulate, ssh, sweep, verify):
     main.add_command(command)

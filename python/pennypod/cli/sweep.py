@@ -63,8 +63,9 @@ def sweep(app: App, dry_run: bool, ahead_s: int, runs: tuple[str, ...], unreadab
         _print(app, seen)
     for provider, why in seen.found.unlisted.items():
         app.say(f"error: {provider} cannot be looked at: {why}")
-    for item in seen.unproven:
-        app.say(f"error: {item.error}")
+    for item in seen.swept:
+        if item.error:
+            app.say(f"error: {item.error}")
     return OK if seen.complete else MAY_STILL_BILL
 
 

@@ -138,3 +138,14 @@ destroy_calls = sa.Table(
     sa.Column("pod_id", sa.String(255), nullable=False, index=True),
     sa.Column("at", sa.Double, nullable=False),
 )
+
+# One row per pod that is proven gone, hash-chained: `document` is the sealed receipt as JSON, `seq` counts from 1.
+receipts = sa.Table(
+    "receipts",
+    metadata,
+    sa.Column("seq", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("hash", sa.String(64), nullable=False, unique=True),
+    sa.Column("previous", sa.String(64), nullable=False, unique=True),
+    sa.Column("pod_name", sa.String(255), nullable=False, index=True),
+    sa.Column("document", sa.Text, nullable=False),
+)

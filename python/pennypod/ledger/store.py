@@ -8,6 +8,8 @@ write" safe between processes; on other databases the run's row is locked with S
 from __future__ import annotations
 
 import contextlib
+import json
+import secrets
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -35,6 +37,7 @@ from pennypod.ledger.upgrade import bring_up_to_date
 from pennypod.model.ids import Lease
 from pennypod.model.offer import Offer
 from pennypod.model.pod import SshAddress
+from pennypod.receipts import GENESIS, Sealer, receipt_document
 from pennypod.settings import Settings
 
 _ABANDONED = "its command ended before anything was rented"
@@ -49,7 +52,7 @@ class LedgerError(PennypodError):
 def open_ledger(settings: Settings) -> Ledger:
     """Open (and on first use create) the ledger. Raises LedgerError with the place and what to do."""
     try:
-        return Ledger(open_engine(settings.database_url))
+        return Ledger(open_engine(settings.database_url), Sealer(settings.home))
     except (ArgumentError, NoSuchModuleError, ImportError) as exc:
         raise LedgerError(f"PENNYPOD_DATABASE_URL is not a usable SQLAlchemy URL: {exc}") from exc
     except OSError as exc:
@@ -59,8 +62,9 @@ def open_ledger(settings: Settings) -> Ledger:
 class Ledger:
     """All statements about runs and attempts. Safe to use from several processes at once."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, sealer: Sealer) -> None:
         self._engine = engine
+        self.sealer = sealer
         self._ready = False
 
     def close(self) -> None:
@@ -313,6 +317,21 @@ class Ledger:
         with self._transaction() as tx:
             _update_attempt(tx, attempt_id, fuse=state)
 
+    def record_late(self, attempt_id: int, pod_id: str, at: float) -> None:
+        """A create call was answered after its attempt had been given up as never: there is a pod, and it may bill."""
+        with self._transaction() as tx:
+            if _attempt(tx, attempt_id, lock=True).state is AttemptState.NEVER:
+                _update_attempt(
+                    tx,
+                    attempt_id,
+                    state=AttemptState.DESTROYING.value,
+                    pod_id=pod_id,
+                    rented=at,
+                    destroy_requested=at,
+                    gone=None,
+                    estimated_micros=None,
+                )
+
     def record_never(self, attempt_id: int, outcome: str, reason: str, at: float) -> None:
         """It is proven that the create call made nothing."""
         self._advance(
@@ -341,20 +360,40 @@ class Ledger:
             )
 
     def record_gone(self, attempt_id: int, receipt: dict[str, Any], at: float, estimated_micros: int) -> bool:
-        """Absence is proven. Returns False when somebody else had already recorded it: their receipt stays."""
+        """Absence is proven: the receipt is sealed, chained and kept in the step that marks the attempt gone.
+
+        Returns False when somebody else had already recorded it: their receipt stays.
+        """
         with self._transaction() as tx:
             attempt = _attempt(tx, attempt_id, lock=True)
             if attempt.final:
                 return False
+            sealed = _append_receipt(tx, self.sealer, {"pod_name": attempt.lease_name, **receipt})
             _update_attempt(
                 tx,
                 attempt_id,
                 state=AttemptState.GONE.value,
                 gone=at,
-                receipt=receipt,
+                receipt=sealed,
                 estimated_micros=estimated_micros,
             )
             return True
+
+    def record_stray(self, receipt: dict[str, Any]) -> dict[str, Any]:
+        """The same for a pod that no attempt here is about; its sealed receipt, which is kept as a file, too."""
+        with self._transaction() as tx:
+            sealed = _append_receipt(tx, self.sealer, receipt)
+        self.sealer.keep(
+            str(sealed["pod_name"]), receipt_document(self.sealer, sealed["run"], [sealed], [], sealed["proven_at"])
+        )
+        return sealed
+
+    def receipts(self) -> tuple[str, list[tuple[int, str, dict[str, Any]]]]:
+        """The ledger's id and its chain of receipts: (seq, hash, sealed receipt), the first one first."""
+        table = schema.receipts
+        with self._transaction() as tx:
+            rows = tx.execute(sa.select(table).order_by(table.c.seq)).all()
+            return _ledger_id(tx), [(row.seq, row.hash, json.loads(row.document)) for row in rows]
 
     def claim_destroy(
         self, provider: str, pod_id: str, now: float, wait_s: Callable[[Sequence[float], float], float]
@@ -515,6 +554,34 @@ def _lock(tx: Connection, number: int) -> None:
     """One transaction at a time, for steps that are about no single row. SQLite has the write lock already."""
     if tx.dialect.name == "postgresql":
         tx.execute(sa.select(sa.func.pg_advisory_xact_lock(number)))
+
+
+def _ledger_id(tx: Connection) -> str:
+    """What this ledger's chain of receipts is called, made with its first one."""
+    key = schema.meta.c.key == "ledger_id"
+    found = tx.execute(sa.select(schema.meta.c.value).where(key)).scalar_one_or_none()
+    if found is None:
+        found = secrets.token_hex(8)
+        tx.execute(schema.meta.insert().values(key="ledger_id", value=found))
+    return str(found)
+
+
+def _append_receipt(tx: Connection, sealer: Sealer, receipt: dict[str, Any]) -> dict[str, Any]:
+    table = schema.receipts
+    _lock(tx, schema.RECEIPTS)
+    last = tx.execute(sa.select(table.c.seq, table.c.hash).order_by(table.c.seq.desc()).limit(1)).first()
+    seq, previous = (1, GENESIS) if last is None else (last.seq + 1, last.hash)
+    sealed = sealer.seal({**receipt, "chain": {"ledger": _ledger_id(tx), "seq": seq, "previous": previous}})
+    tx.execute(
+        table.insert().values(
+            seq=seq,
+            hash=sealed["seal"]["hash"],
+            previous=previous,
+            pod_name=sealed["pod_name"],
+            document=json.dumps(sealed),
+        )
+    )
+    return sealed
 
 
 def _run(tx: Connection, run: str, *, lock: bool = False) -> RunRecord:
