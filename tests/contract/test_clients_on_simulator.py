@@ -7,7 +7,7 @@ second live pod, and none is left.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from pennypod.ledger import AttemptState
 from pennypod.model.ids import Lease, parse_lease
 from pennypod.model.money import micros_to_usd
 from pennypod.model.offer import Need, Order
-from pennypod.model.pod import PodState
+from pennypod.model.pod import PodState, SshAddress
 from pennypod.providers.base import TellsReach
 from simulated import KEYS, PUBLIC_KEY, RUN, RentingWorld, Simulator, simulator
 
@@ -264,6 +264,41 @@ def test_a_provider_that_wants_hours_of_quiet_makes_room_for_the_other(
     gone_for_good(world)
 
 
+@BOTH
+def test_a_create_that_is_answered_late_is_no_second_create(world: RentingWorld, provider: str) -> None:
+    world.simulator.fault(f"{provider}.create", "slow", nth=1, seconds=0.3)
+    assert world.rent(world.offers(provider)).attempt.attempt == 1
+    assert world.simulator.creates() == 1
+    gone_for_good(world)
+
+
+@BOTH
+def test_a_create_that_runs_into_a_time_limit_is_settled_before_the_next_rung(
+    world: RentingWorld, provider: str
+) -> None:
+    world.simulator.fault(f"{provider}.create", "timeout", nth=1, seconds=0.1, status=504)
+    assert world.rent(world.offers(provider)).attempt.attempt == 2
+    assert world.outcomes()[0] == "ambiguous"
+    assert len(world.simulator.ever()) == 1
+    gone_for_good(world)
+
+
+def test_a_pool_that_is_not_for_the_key_costs_one_rung(world: RentingWorld) -> None:
+    world.simulator.fault("runpod.create", "forbidden", nth=1)
+    assert world.rent(world.offers("runpod")).attempt.attempt == 2
+    assert world.outcomes()[0] == "invalid"
+    gone_for_good(world)
+
+
+@pytest.mark.parametrize(("provider", "html"), [("vast", False), ("runpod", True)])
+def test_a_key_that_may_not_rent_at_all_ends_the_ladder(world: RentingWorld, provider: str, html: bool) -> None:
+    world.simulator.fault(f"{provider}.create", "forbidden", html=html)
+    with pytest.raises(AuthError):
+        world.rent(world.offers(provider))
+    assert world.simulator.creates() == 1
+    assert world.simulator.ever() == []
+
+
 def test_an_instance_that_a_failed_create_left_is_ours_and_is_destroyed(world: RentingWorld) -> None:
     world.simulator.fault("vast.create", "error_with_id", nth=1)
     assert world.rent(world.offers("vast")).attempt.attempt == 2
@@ -334,6 +369,51 @@ def test_a_log_that_cannot_be_read_keeps_no_pod_alive(world: RentingWorld, provi
     world.simulator.fault(f"{provider}.logs", "error", status=500)
     assert world.rent(world.offers(provider)).attempt.attempt == 2
     assert "its log says" not in (world.attempts[0].reason or "")
+    gone_for_good(world)
+
+
+@BOTH
+def test_an_image_that_loads_slowly_is_waited_for(world: RentingWorld, provider: str) -> None:
+    world.simulator.fault(f"{provider}.create", "slow_loading", nth=1, seconds=500)
+    assert world.rent(world.offers(provider)).attempt.attempt == 1
+    gone_for_good(world)
+
+
+class SlowLogin(FakeLogin):
+    """Still trying to get in when something happens to the first pod; quick with the next one."""
+
+    def __init__(self, world: RentingWorld) -> None:
+        super().__init__()
+        self._world = world
+        self._first = True
+
+    def log_in(
+        self, addresses: Callable[[], Sequence[SshAddress]], host_keys: Sequence[str], limit_s: float
+    ) -> SshAddress:
+        if self._first:
+            self._first = False
+            addresses()
+            self._world.clock.sleep(60)
+        return super().log_in(addresses, host_keys, limit_s)
+
+
+@pytest.mark.parametrize(
+    ("provider", "fault", "said"),
+    [
+        ("vast", "exit_after", "stopped"),
+        ("runpod", "exit_after", "stopped"),
+        ("vast", "evict_after", "stopped"),
+        ("runpod", "evict_after", "vanished"),
+        ("vast", "offline_after", "failed"),
+    ],
+)
+def test_a_pod_that_is_lost_while_it_is_entered_makes_room_for_the_next(
+    world: RentingWorld, provider: str, fault: str, said: str
+) -> None:
+    world.simulator.fault(f"{provider}.create", fault, nth=1, seconds=10)
+    assert world.rent(world.offers(provider), SlowLogin(world)).attempt.attempt == 2
+    assert world.outcomes()[0] == "not_ready"
+    assert said in (world.attempts[0].reason or "")
     gone_for_good(world)
 
 
