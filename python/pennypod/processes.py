@@ -1,11 +1,16 @@
-"""Who is alive. Floor 1: the process table is its one outside thing.
+"""Who is alive. Floor 1: the process table, and what the kernel calls itself, are its outside things.
 
-A pid alone can be reused, so a process is named by ``<pid>:<start time in clock ticks>`` as the kernel tells it.
+A pid alone can be reused, and several machines may share one ledger, so a process is named by
+``<pid>:<start time in clock ticks>:<machine>.<boot>.<pid namespace>``. Of a process on another machine, or in another
+container, nothing can be known from here: it counts as alive, and whoever waits for its end waits for the deadline.
 """
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import os
+import socket
 from pathlib import Path
 
 import psutil
@@ -16,7 +21,7 @@ CONTROLLER_VARIABLE = "PENNYPOD_CONTROLLER"
 
 def identity(pid: int) -> str:
     """The identity of a live process. Raises ProcessLookupError when there is none."""
-    return f"{pid}:{_start_ticks(pid)}"
+    return f"{pid}:{_start_ticks(pid)}:{own_place()}"
 
 
 def own_identity() -> str:
@@ -27,22 +32,67 @@ def pid_of(process: str) -> int:
     return int(process.partition(":")[0])
 
 
+@functools.cache
+def own_place() -> str:
+    """Where pids mean what they mean here: this machine, since this boot, in this pid namespace."""
+    boot = _read("/proc/sys/kernel/random/boot_id")
+    # A machine without an id is another one after each boot: a name alone is no proof that it is the same.
+    machine = f"{_read('/etc/machine-id') or boot} {socket.gethostname()}"
+    namespace = str(Path("/proc/self/ns/pid").readlink()).strip("pid:[]")
+    return f"{_digest(machine)}.{_digest(boot)}.{namespace}"
+
+
+def can_judge(process: str, here: str | None = None) -> bool:
+    """Whether it can be known from here if that process lives.
+
+    It can where it shares our pids, and where it ran on this very machine before the last boot. An identity without a
+    place, as former versions wrote it, is taken for one of ours.
+    """
+    place, here = _place_of(process), own_place() if here is None else here
+    if place in ("", here):
+        return True
+    (machine, boot, _), (own_machine, own_boot, _) = place.split("."), here.split(".")
+    return machine == own_machine and boot != own_boot
+
+
 def is_alive(process: str) -> bool:
-    """Whether exactly that process still runs; a zombie has ended, though its parent has not noticed."""
+    """Whether that process may still run. A zombie has ended, though its parent has not noticed."""
+    if not can_judge(process):
+        return True
     pid = pid_of(process)
-    try:
-        return identity(pid) == process and _state(pid) != "Z"
-    except ProcessLookupError:
-        return False
+    return _is_here(process) and _state(pid) != "Z"
 
 
 def is_suspended(process: str) -> bool:
     """Whether exactly that process is stopped (SIGSTOP, Ctrl-Z, a debugger) and so does nothing about anything."""
-    pid = pid_of(process)
+    return _is_here(process) and _state(pid_of(process)) in ("T", "t")
+
+
+def _is_here(process: str) -> bool:
+    """Whether exactly that process is in our own process table."""
+    if _place_of(process) not in ("", own_place()):
+        return False
+    pid, ticks = process.split(":")[:2]
     try:
-        return identity(pid) == process and _state(pid) in ("T", "t")
+        return _start_ticks(int(pid)) == int(ticks)
     except ProcessLookupError:
         return False
+
+
+def _place_of(process: str) -> str:
+    place = ":".join(process.split(":")[2:])
+    return place if place.count(".") == 2 else ""
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8").strip()
+    except OSError:
+        return ""
 
 
 def controller_identity() -> str:
@@ -109,7 +159,11 @@ def _stat_fields(pid: int) -> list[str]:
 
 
 def _state(pid: int) -> str:
-    return _stat_fields(pid)[0]
+    """One letter; "Z", as of one that has ended, when there is no such process any more."""
+    try:
+        return _stat_fields(pid)[0]
+    except ProcessLookupError:
+        return "Z"
 
 
 def _start_ticks(pid: int) -> int:

@@ -25,3 +25,47 @@ def test_a_service_that_is_no_ancestor_controls_nothing(monkeypatch: pytest.Monk
         told = subprocess.run([sys.executable, "-c", ASK], capture_output=True, text=True, check=True)
         stranger.communicate(b"\n")
     assert told.stdout.strip() == processes.identity(os.getpid())
+
+
+# --- several machines with one ledger ---------------------------------------------------------------------------------
+
+
+def elsewhere(machine: str | None = None, boot: str | None = None, namespace: str | None = None) -> str:
+    """Our own identity, but for a part of where it is."""
+    pid, ticks, place = processes.own_identity().split(":")
+    own = place.split(".")
+    parts = [given or kept for given, kept in zip((machine, boot, namespace), own, strict=True)]
+    return f"{pid}:{ticks}:{'.'.join(parts)}"
+
+
+def test_a_process_of_this_machine_is_judged_by_its_process_table() -> None:
+    pid, ticks, place = processes.own_identity().split(":")
+    assert processes.is_alive(processes.own_identity())
+    assert not processes.is_alive(f"{pid}:{int(ticks) + 1}:{place}"), "the pid was used again"
+    assert not processes.is_alive(f"4194304:1:{place}")
+
+
+def test_a_process_of_a_former_version_is_judged_as_one_of_ours() -> None:
+    pid, ticks, _ = processes.own_identity().split(":")
+    assert processes.is_alive(f"{pid}:{ticks}")
+    assert not processes.is_alive("4194304:1")
+
+
+@pytest.mark.parametrize(
+    "place", [{"machine": "ffffffff", "boot": "ffffffff"}, {"namespace": "1"}, {"machine": "ffffffff"}]
+)
+def test_a_process_elsewhere_is_never_taken_for_dead(place: dict[str, str]) -> None:
+    """Neither when its pid is free here, nor when the kernel is ours and the container is another one."""
+    other = elsewhere(**place)
+    assert not processes.can_judge(other)
+    assert processes.is_alive(other)
+    assert processes.is_alive("4194304:1:" + other.split(":")[2])
+    assert not processes.is_suspended(other)
+
+
+def test_a_boot_ends_every_process_of_its_machine() -> None:
+    assert not processes.is_alive(elsewhere(boot="ffffffff"))
+
+
+def test_an_identity_fits_its_column() -> None:
+    assert len(f"4194304:{2**63}:" + processes.own_place()) <= 64
