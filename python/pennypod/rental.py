@@ -38,13 +38,15 @@ from pennypod.model.ids import Lease, RandomBelow, parse_lease, random_base32
 from pennypod.model.money import cost_micros, format_usd, micros_to_usd
 from pennypod.model.offer import FuseTerms, Offer, Order
 from pennypod.model.pod import Pod, PodState, SshAddress
-from pennypod.providers.base import AttachesKeys, Provider, TellsLogs, last_words
+from pennypod.providers.base import AttachesKeys, Provider, Restarts, TellsLogs, last_words
 
 QUARANTINE_S = 24 * 3600.0
 """A machine that failed the gate is left alone for a day; hosts do get repaired."""
 
 RATE_LIMIT_PATIENCE_S = 180.0
 """For how long in all one offer is waited for while its provider says "too many calls"."""
+RESTART_GRACE_S = 60.0
+"""For so long a pod may still be shown as stopped after it was started again."""
 _FIRST_RATE_PAUSE_S, _LONGEST_RATE_PAUSE_S = 2.0, 30.0
 
 ATTESTED, ACCEPT_NEW = "attested", "accept-new"
@@ -223,6 +225,11 @@ class Rental:
             if pod is None:
                 reasons.append(f"{provider.name} has no pod {attempt.lease_name} any more")
                 continue
+            try:
+                pod = self._start_again(provider, pod, report)
+            except ProviderError as exc:
+                reasons.append(f"{_given_up(pod)}, and cannot be started: {exc}")
+                continue
             if pod.state in (PodState.FAILED, PodState.STOPPED):
                 reasons.append(_given_up(pod))
                 continue
@@ -231,6 +238,19 @@ class Rental:
             report("rent", f"pod {short(pod.pod_id)} is still there, on {attempt.machine_id}", pod_id=pod.pod_id)
             return self._take_back(attempt, provider, pod.pod_id, public_key, login, report, pinned, limit_s)
         raise NotReadyError(f"run {run} has no pod to go on with: {'; '.join(reasons) or 'none was ever rented'}")
+
+    def _start_again(self, provider: Provider, pod: Pod, report: Report) -> Pod:
+        """The pod, started if it was stopped and its disk is still there: by its host, say, or for want of credit."""
+        if pod.state is not PodState.STOPPED or not isinstance(provider, Restarts):
+            return pod
+        report("rent", f"pod {short(pod.pod_id)} was stopped; starting it again for what is on its disk")
+        provider.start(pod.pod_id)
+        until = self._clock.now() + RESTART_GRACE_S
+        while True:
+            self._clock.sleep(provider.timing.poll_s)
+            seen = self._look(provider, pod.pod_id) or pod
+            if seen.state is not PodState.STOPPED or self._clock.now() >= until:
+                return seen
 
     def _take_back(
         self,

@@ -7,14 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import requests
 from fakes import FakeLogin
 from pennypod.errors import NotReadyError
 from pennypod.ledger import AttemptState
 from pennypod.market import Estimate
 from pennypod.model.ids import Lease
 from pennypod.model.offer import Need, Order
+from pennypod.model.pod import PodState
 from pennypod.planning import Limits, Plan, make_plan
-from simulated import PUBLIC_KEY, RUN, RentingWorld, simulator
+from simulated import KEYS, PUBLIC_KEY, RUN, RentingWorld, simulator
 
 
 @pytest.fixture
@@ -75,5 +77,39 @@ def test_a_pod_whose_create_call_was_never_heard_of_again_is_resumed_too(world: 
     found = world.rental.resume(RUN, PUBLIC_KEY, FakeLogin(), lambda *_a, **_k: None, pinned=[], limit_s=60)
     assert (found.pod.pod_id, found.gate) == (pod_id, {"ok": True})
     assert [attempt.state for attempt in world.attempts] == [AttemptState.READY]
+    world.end()
+    assert world.simulator.live() == []
+
+
+def stop(world: RentingWorld, provider: str, pod_id: str) -> None:
+    """As its host or an empty account would: somebody else than us stops it."""
+    headers = {"Authorization": f"Bearer {KEYS[provider]}"}
+    if provider == "vast":
+        requests.put(
+            f"{world.simulator.url}/api/v0/instances/{pod_id}/", json={"state": "stopped"}, headers=headers, timeout=10
+        )
+    else:
+        url = f"{world.simulator.url}/v2/pods/{pod_id}/action"
+        requests.post(url, json={"action": "stop"}, headers=headers, timeout=10)
+
+
+def test_a_stopped_pod_whose_disk_is_kept_is_started_again(world: RentingWorld) -> None:
+    first = world.rent(world.offers("vast")[:1])
+    stop(world, "vast", first.pod.pod_id)
+    world.ledger.take_over(RUN, "2:2", lambda _process: False)
+    found = world.rental.resume(RUN, PUBLIC_KEY, FakeLogin(), lambda *_a, **_k: None, pinned=[], limit_s=60)
+    assert (found.pod.pod_id, found.pod.state) == (first.pod.pod_id, PodState.RUNNING)
+    assert world.simulator.creates() == 1
+    world.end()
+    assert world.simulator.live() == []
+
+
+def test_a_stopped_pod_whose_disk_is_wiped_is_nothing_to_go_on_with(world: RentingWorld) -> None:
+    first = world.rent(world.offers("runpod")[:1])
+    stop(world, "runpod", first.pod.pod_id)
+    world.ledger.take_over(RUN, "2:2", lambda _process: False)
+    with pytest.raises(NotReadyError, match="stopped"):
+        world.rental.resume(RUN, PUBLIC_KEY, FakeLogin(), lambda *_a, **_k: None, pinned=[], limit_s=60)
+    assert [pod["stage"] for pod in world.simulator.live()] == ["exited"]
     world.end()
     assert world.simulator.live() == []

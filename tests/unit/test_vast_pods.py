@@ -10,7 +10,15 @@ import pytest
 from fakes import FakeClock
 from hypothesis import given
 from hypothesis import strategies as st
-from pennypod.errors import AuthError, InvalidError, PennypodError, ProviderError, RateLimitedError, TransientError
+from pennypod.errors import (
+    AuthError,
+    InvalidError,
+    NoCapacityError,
+    PennypodError,
+    ProviderError,
+    RateLimitedError,
+    TransientError,
+)
 from pennypod.model.pod import PodState, SshAddress
 from pennypod.providers.http import Http
 from pennypod.providers.vast import VastProvider, _pod, pod_state
@@ -367,3 +375,12 @@ def test_host_keys_are_read_from_the_log_of_the_pod_rented_under_that_name(
     api.on("GET /log", Answer(200, "\n".join(lines)))
     assert vast.host_keys("5678", "mine") == [key]
     assert api.asked[0].body == {"tail": "5000", "filter": "mine"}
+
+
+def test_a_start_whose_gpus_are_taken_is_no_start(api: ScriptedApi, vast: VastProvider) -> None:
+    busy = {"success": False, "error": "resources_unavailable", "msg": "Required resources unavailable, queued."}
+    api.on("PUT /api/v0/instances/5678/", Answer(200, {"success": True}), Answer(200, busy))
+    vast.start("5678")
+    with pytest.raises(NoCapacityError):
+        vast.start("5678")
+    assert [call.body for call in api.calls("PUT /api/v0/instances/5678/")] == [{"state": "running"}] * 2

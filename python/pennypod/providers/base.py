@@ -91,6 +91,14 @@ class AttachesKeys(Protocol):
 
 
 @runtime_checkable
+class Restarts(Protocol):
+    """A provider that keeps the disk of a stopped pod: started again, it has what was on it, and nothing runs."""
+
+    def start(self, pod_id: str) -> None:
+        """Ask for it; returning is not being up. Raises NoCapacityError when its GPUs are taken by somebody else."""
+
+
+@runtime_checkable
 class TellsLogs(Protocol):
     """A provider that can say what a pod and its host wrote last."""
 

@@ -218,6 +218,12 @@ class VastProvider:
             raise TransientError(f"vast: the answer is not about instance {pod_id}")
         return _pod(row, self._clock.now())
 
+    def start(self, pod_id: str) -> None:
+        """Start a stopped instance: its disk is as it was. Its GPUs may be taken: then Vast would start it some day."""
+        body = {"state": "running"}
+        path = f"/api/v0/instances/{_number(pod_id)}/"
+        self._checked(self._http.request("PUT", path, body=body, endpoint="label"), "start")
+
     # --- the end ------------------------------------------------------------------------------------------------------
 
     def destroy(self, pod_id: str) -> None:
