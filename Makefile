@@ -87,7 +87,7 @@ chaos: test-tools ## the crash matrix and KILLS=200 random kills, JOBS=3 at a ti
 	    $(if $(MINUTES),--minutes $(MINUTES)) $(if $(CELL),--cell '$(CELL)') $(ARGS)
 
 .PHONY: molecule
-molecule: setup ## the bootstrap role against a local container: converge, idempotence, testinfra
+molecule: setup ## roles against local containers, one of them with systemd: converge, idempotence, testinfra
 	molecule test --all $(ARGS)
 
 .PHONY: bench
