@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import shutil
 import time
@@ -147,31 +148,34 @@ def test_a_local_pod_ends_at_its_deadline(local: Tenant, record_property: Callab
 
 def test_a_job_that_kills_what_it_can_does_not_save_the_pod(local: Tenant) -> None:
     """All of Python, by name and by command line; tmux; the pod's Python and all room in /dev/shm gone after that."""
-    began = time.monotonic()
-    pod_id = local.rent(count_s=20)
-    wait_until(local.armed, 10, "it is armed")
+    pod_id = local.rent(count_s=30)
+    wait_until(local.armed, 20, "it is armed")
     local.inside("pkill python; pkill -TERM -f python; pkill -HUP -f pennypod; pkill -INT sh; tmux kill-server")
     assert local.armed()
     local.inside("pkill -9 -f python; pkill -9 python")
-    wait_until(local.armed, 5, "it is back")
+    wait_until(local.armed, 10, "it is back")
     local.inside("head -c 2G /dev/zero >/dev/shm/full; rm -rf /usr/lib/python3* /usr/bin/python3* /tmp/* /root/*")
     assert local.armed()
-    ended(local, pod_id, 25)
-    assert 15 < time.monotonic() - began < 25, "the count went on where it was"
+    container = local.container()
+    ended(local, pod_id, 60)
+    done = local.engine.call("logs", container)
+    left = [int(seconds) for seconds in re.findall(r"armed: (\d+) s left", done.stdout + done.stderr)]
+    assert len(left) == 2
+    assert left[1] < left[0], "the count went on where it was"
 
 
 def test_a_missed_lease_ends_the_pod_and_a_renewed_one_does_not(local: Tenant) -> None:
-    pod_id = local.rent(lease_s=6)
+    pod_id = local.rent(lease_s=15)
     ssh = local.ssh(pod_id)
     state = fuse.ask(ssh)
     assert (state.armed, state.renewable) == (True, True)
     ssh.run_checked("head -c 2G /dev/zero >/dev/shm/full || true", timeout_s=60)  # a full /dev/shm is no excuse
-    end = time.monotonic() + 10
+    end = time.monotonic() + 20
     while time.monotonic() < end:
-        fuse.renew(ssh, 6)
+        fuse.renew(ssh, 15)
         time.sleep(1)
     assert local.pod(pod_id).state is PodState.RUNNING
-    pod = ended(local, pod_id, 12)
+    pod = ended(local, pod_id, 30)
     assert "nobody has renewed the lease" in "\n".join(pod.details["log"])
 
 
@@ -186,34 +190,28 @@ def test_it_does_not_wait_for_sshd(local: Tenant) -> None:
 
 # --- with the whole control side of a real run ------------------------------------------------------------------------
 
-LEASE_MINUTES = 0.25
-
-
-def test_the_guard_renews_the_lease_of_a_run_that_is_at_work(tmp_path: Path) -> None:
-    workspace = Workspace(tmp_path)
-    done = workspace.play(job="tiny", tiny_epochs=22, pod_lease_minutes=LEASE_MINUTES)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert workspace.document()["fuse"]["lease_s"] == LEASE_MINUTES * 60
-    assert workspace.document()["stages"]["training"] > LEASE_MINUTES * 60
+LEASE_MINUTES = 0.75
 
 
 def test_a_lost_control_node_is_a_pod_that_ends_itself(
     tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
-    """Controller, guard and ledger gone in one moment: only the pod is left to know that nobody is there."""
+    """The guard keeps the lease alive; with controller, guard and ledger gone at once, only the pod is left to know."""
     workspace, log = Workspace(tmp_path), tmp_path / "log"
-    process = workspace.start(job="tiny", tiny_epochs=200, pod_lease_minutes=LEASE_MINUTES, log=log)
-    wait_until(lambda: "/200" in log.read_text(), 180, "the training runs")
+    process = workspace.start(job="tiny", tiny_epochs=600, pod_lease_minutes=LEASE_MINUTES, log=log)
+    wait_until(lambda: "/600" in log.read_text(), 240, "the training runs")
     (pod,) = workspace.pods()
     (run,) = workspace.ledger().runs()
     provider = local_provider(load_settings())
     try:
+        wait_until(lambda: time.time() - pod.created > 1.5 * LEASE_MINUTES * 60, 120, "the first lease is over")
+        assert still(provider, pod).state is PodState.RUNNING, "the guard has renewed it"
         for victim in [*guards(run.controller), psutil.Process(process.pid)]:
             victim.kill()
         process.wait(20)
         shutil.rmtree(workspace.home)
         began = time.monotonic()
-        wait_until(lambda: still(provider, pod).state is not PodState.RUNNING, LEASE_MINUTES * 60 + 10, "it ends")
+        wait_until(lambda: still(provider, pod).state is not PodState.RUNNING, LEASE_MINUTES * 60 + 20, "it ends")
         record_property("seconds", round(time.monotonic() - began, 1))
         assert "nobody has renewed the lease" in "\n".join(still(provider, pod).details["log"])
     finally:
