@@ -174,7 +174,7 @@ def body(module: AnsibleModule) -> dict[str, Any]:
         return _predicted(plan, everything)
     if not (options["host"] and options["key_file"] and options["known_hosts"]):
         raise InputError("say where the pod is: host, key_file and known_hosts")
-    ssh = connect(options)
+    ssh = connect(options, load_settings(), SystemClock())
     if module.check_mode:
         return _predicted(plan, preview(ssh, plan, options["pod_home"]))
     diff = _diff(plan, preview(ssh, plan, options["pod_home"])) if module._diff else {}  # noqa: SLF001 - no other way

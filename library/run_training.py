@@ -255,7 +255,7 @@ class Training:
         self.clock = SystemClock()
         self.events = Events(settings.run_dir(run), run)
         self.fence = Fence(settings, run, self.clock)
-        self.ssh = connect(self.options)
+        self.ssh = connect(self.options, settings, self.clock)
         self.artifacts_dir = Path(self.options["artifacts_dir"])
         self.home_early: dict[str, Fetched] = {}
 

@@ -159,7 +159,7 @@ class Weights:
         self.clock = SystemClock()
         self.events = Events(settings.run_dir(run), run)
         self.fence = Fence(settings, run, self.clock)
-        self.ssh = connect(self.options)
+        self.ssh = connect(self.options, settings, self.clock)
         self.artifacts_dir = Path(self.options["artifacts_dir"])
         self.changed = False
         self.problems: list[str] = []

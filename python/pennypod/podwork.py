@@ -11,6 +11,7 @@ from pennypod.ledger import Ledger, open_ledger
 from pennypod.model import netdev
 from pennypod.model.pod import PodState
 from pennypod.providers.registry import open_provider
+from pennypod.readmission import Readmission
 from pennypod.ssh import Ssh, SshTarget, control_path
 
 if TYPE_CHECKING:
@@ -35,8 +36,11 @@ ASK_EVERY_S = 1.0
 SHOW_EVERY_S = 1.0
 
 
-def connect(options: Mapping[str, Any]) -> Ssh:
-    """SSH to the pod that POD_OPTIONS name, over a connection that later tasks share."""
+def connect(options: Mapping[str, Any], settings: Settings, clock: Clock) -> Ssh:
+    """SSH to the pod that POD_OPTIONS name, over a connection that later tasks share.
+
+    A pod that loses the run's key meanwhile is made to let it in again.
+    """
     key_file = Path(options["key_file"])
     return Ssh(
         SshTarget(
@@ -46,8 +50,15 @@ def connect(options: Mapping[str, Any]) -> Ssh:
             key_file=key_file,
             known_hosts=Path(options["known_hosts"]),
             control_path=control_path(options["host"], options["port"], options["user"], key_file),
-        )
+        ),
+        readmit=Readmission(settings, clock, lambda: _pod_of(settings, options["run"])),
     )
+
+
+def _pod_of(settings: Settings, run: str) -> tuple[str, str] | None:
+    """The provider and the id of the pod that the run has now."""
+    with contextlib.closing(open_ledger(settings)) as ledger:
+        return next(((a.provider, a.pod_id) for a in ledger.attempts(run) if not a.final and a.pod_id), None)
 
 
 class Fence:

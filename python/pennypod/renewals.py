@@ -17,6 +17,7 @@ from pennypod.clock import Clock
 from pennypod.errors import PennypodError
 from pennypod.ledger import AttemptRecord, AttemptState
 from pennypod.model.pod import SshAddress
+from pennypod.readmission import Readmission
 from pennypod.settings import Settings
 from pennypod.ssh import Ssh
 
@@ -48,6 +49,7 @@ class Renewals:
         self._log = log
         self._send = send or self._send_over_ssh
         self._words: dict[int, _Word] = {}
+        self._readmissions: dict[int, Readmission] = {}
         self._threads: list[threading.Thread] = []
 
     def look_after(self, attempts: Iterable[AttemptRecord], deadline: float, *, to_the_end: bool = False) -> None:
@@ -95,8 +97,11 @@ class Renewals:
             word.under_way = False
 
     def _send_over_ssh(self, attempt: AttemptRecord, seconds: float) -> None:
-        if attempt.ssh_host is None or attempt.ssh_port is None:
+        if attempt.ssh_host is None or attempt.ssh_port is None or attempt.pod_id is None:
             return
+        pod = (attempt.provider, attempt.pod_id)
+        readmit = self._readmissions.setdefault(attempt.id, Readmission(self._settings, self._clock, lambda: pod))
         address = SshAddress(attempt.ssh_host, attempt.ssh_port, attempt.ssh_user or "root")
         # A login of its own: the connection that others share may hang.
-        fuse.renew(Ssh(run_target(self._settings, attempt.run, address)).fresh(), seconds, timeout_s=_ANSWER_S)
+        ssh = Ssh(run_target(self._settings, attempt.run, address), readmit=readmit)
+        fuse.renew(ssh.fresh(), seconds, timeout_s=_ANSWER_S)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 KEY_NAME = "id_ed25519"
 SSH_FAILED = 255
+_REFUSED = "Permission denied"  # and, in brackets, the ways to log in that are left
 CONTROL_PERSIST_S = 60
 # A socket's path holds 104 bytes on the tightest systems, and ssh appends 17 while it makes the socket.
 MAX_CONTROL_PATH = 104 - 17 - 1
@@ -110,16 +111,31 @@ class Traffic:
 
 
 class Ssh:
-    """Runs commands on one target. Safe to use from several threads. `traffic` counts what files weigh."""
+    """Runs commands on one target. Safe to use from several threads. `traffic` counts what files weigh.
 
-    def __init__(self, target: SshTarget, traffic: Traffic | None = None) -> None:
+    `readmit` lets our key in again when the target refuses it, and says whether a login over the fresh connection that
+    it is given works then.
+    """
+
+    def __init__(
+        self, target: SshTarget, traffic: Traffic | None = None, readmit: Callable[[Ssh], bool] | None = None
+    ) -> None:
         self.target = target
+        self._readmit = readmit
         self.traffic = Traffic() if traffic is None else traffic
         if target.control_path is not None:
             _check_control_path(target.control_path)
 
     def run(self, remote: str, *, stdin: bytes | None = None, timeout_s: float = 60) -> Completed:
         """Run `remote` and return its own exit status. Raises SshError when ssh itself fails or time runs out."""
+        done = self._run(remote, stdin, timeout_s)
+        if done.rc == SSH_FAILED and self.readmitted(last_line(done.stderr)):
+            done = self._run(remote, stdin, timeout_s)
+        if done.rc == SSH_FAILED:
+            raise self.error(last_line(done.stderr) or "the connection failed")
+        return done
+
+    def _run(self, remote: str, stdin: bytes | None, timeout_s: float) -> Completed:
         process = self.popen(remote)
         try:
             stdout, stderr = process.communicate(stdin, timeout=timeout_s)
@@ -127,9 +143,17 @@ class Ssh:
             raise self.error(f"no answer within {timeout_s:g} s to: {_short(remote)}") from exc
         finally:
             end_process(process)
-        if process.returncode == SSH_FAILED:
-            raise self.error(last_line(stderr) or "the connection failed")
         return Completed(process.returncode, stdout, stderr)
+
+    def readmitted(self, why: str) -> bool:
+        """Whether a connection that failed with `why` is worth another try: our key was refused, and is let in again.
+
+        For whoever uses `popen` and reads the errors himself; `run` does it by itself.
+        """
+        refused = why.endswith(_REFUSED) or f"{_REFUSED} (" in why
+        if self._readmit is None or not refused:
+            return False
+        return self._readmit(Ssh(replace(self.target, control_path=None)))
 
     def run_checked(self, remote: str, *, stdin: bytes | None = None, timeout_s: float = 60) -> Completed:
         """Like `run`, and a non-zero exit status raises SshError too."""
@@ -168,7 +192,7 @@ class Ssh:
 
     def fresh(self) -> Ssh:
         """The same target without the shared connection: every command logs in anew."""
-        return Ssh(replace(self.target, control_path=None), self.traffic)
+        return Ssh(replace(self.target, control_path=None), self.traffic, self._readmit)
 
     def close(self) -> None:
         """End the shared connection, if there is one. Never raises."""

@@ -15,9 +15,15 @@ from typing import Any
 
 import pytest
 import requests
+from pennypod.clock import SystemClock
+from pennypod.errors import SshError
+from pennypod.providers.base import AttachesKeys
 from pennypod.providers.local.engine import Engine, find_engine
+from pennypod.providers.registry import open_provider
+from pennypod.readmission import Readmission
 from pennypod.settings import load_settings
 from pennypod.simulator.pods import LABEL
+from pennypod.ssh import Ssh, SshTarget, wait_for_ssh
 from workspace import wait_until
 
 # The first use on a machine builds the image: a minute or two, several on a busy one.
@@ -207,6 +213,31 @@ def test_faults_inside_a_container(sim: Running, key: tuple[Path, str]) -> None:
     assert "GPU is lost" in report["reason"]
     assert logs_in(sim.address(late), key, 40)
     assert time.monotonic() - began > 11
+
+
+def test_a_key_that_is_lost_in_mid_run_is_let_in_again(
+    sim: Running, key: tuple[Path, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("VAST_API_KEY", "canary")
+    monkeypatch.setenv("VAST_URL", sim.url)
+    sim.fault("vast.create", "keys_lost_after", seconds=15)
+    number = str(sim.vast()["new_contract"])
+    vast = open_provider("vast", load_settings())
+    assert isinstance(vast, AttachesKeys)
+    vast.attach_key(number, key[1])
+    host, port = sim.address(number)
+    target = SshTarget(host, port, "root", key[0], tmp_path / "known_hosts")
+    wait_for_ssh(Ssh(target), deadline_s=30, clock=SystemClock())
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and logs_in((host, port), key, 1):
+        time.sleep(0.5)
+    with pytest.raises(SshError, match="Permission denied"):
+        Ssh(target).run("true")
+    vast.attach_key(number, key[1])  # Vast takes it for attached, and does nothing
+    with pytest.raises(SshError, match="Permission denied"):
+        Ssh(target).run("true")
+    readmit = Readmission(load_settings(), SystemClock(), lambda: ("vast", number))
+    assert Ssh(target, readmit=readmit).run("echo in").stdout == b"in\n"
 
 
 def test_the_wrong_port_refuses_and_the_right_one_follows(sim: Running, key: tuple[Path, str]) -> None:

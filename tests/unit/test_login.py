@@ -187,6 +187,9 @@ class KeyedProvider(FakeProvider):
         if self.refuses:
             raise self.refuses.pop(0)
 
+    def renew_key(self, pod_id: str, public_key: str) -> None:
+        self.attach_key(pod_id, public_key)
+
 
 class RoundsLogin(FakeLogin):
     """Looks at the pod as many times as it is told before it gets in."""

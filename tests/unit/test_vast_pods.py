@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -363,6 +364,30 @@ def test_a_spend_rate_that_failed_is_not_zero(api: ScriptedApi, vast: VastProvid
 def test_vast_needs_no_preparation(api: ScriptedApi, vast: VastProvider) -> None:
     vast.prepare("image", lambda _text: None)
     assert (api.asked, vast.name) == ([], "vast")
+
+
+def test_a_key_that_a_pod_has_lost_is_registered_anew(api: ScriptedApi, vast: VastProvider) -> None:
+    rows = [{"id": 7, "public_key": "ssh-ed25519 OTHER x"}, {"id": 8, "public_key": "ssh-ed25519 AAAA run"}]
+    place = "/api/v0/instances/5678/ssh/"
+    api.on(f"GET {place}", Answer(200, {"success": True, "ssh_keys": json.dumps(rows)}))
+    api.on(f"DELETE {place}8/", Answer(200, {"success": True}))
+    api.on(f"POST {place}", Answer(200, {"success": True}))
+    vast.renew_key("5678", "ssh-ed25519 AAAA pennypod")
+    assert [(asked.method, asked.path) for asked in api.asked] == [
+        ("GET", place),
+        ("DELETE", f"{place}8/"),
+        ("POST", place),
+    ]
+
+
+@pytest.mark.parametrize("listed", ["", "[", "{}", None, [{"id": "x", "public_key": "ssh-ed25519 AAAA"}]])
+def test_a_list_of_keys_that_says_nothing_only_means_to_attach(
+    api: ScriptedApi, vast: VastProvider, listed: Any
+) -> None:
+    api.on("GET /api/v0/instances/5678/ssh/", Answer(200, {"success": True, "ssh_keys": listed}))
+    api.on("POST /api/v0/instances/5678/ssh/", Answer(200, {"success": True}))
+    vast.renew_key("5678", "ssh-ed25519 AAAA pennypod")
+    assert len(api.asked) == 2
 
 
 def test_host_keys_are_read_from_the_log_of_the_pod_rented_under_that_name(

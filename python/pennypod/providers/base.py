@@ -89,6 +89,9 @@ class AttachesKeys(Protocol):
     def attach_key(self, pod_id: str, public_key: str) -> None:
         """Let `public_key` log in. Idempotent, also with a key that is there already."""
 
+    def renew_key(self, pod_id: str, public_key: str) -> None:
+        """Let `public_key` log in again after the pod has lost it, whatever the provider believes of it."""
+
 
 @runtime_checkable
 class Restarts(Protocol):

@@ -166,6 +166,14 @@ class VastProvider:
             return
         self._checked(reply, "ssh")
 
+    def renew_key(self, pod_id: str, public_key: str) -> None:
+        """Register the key anew: for one that it knows already, Vast would not write the instance's file again."""
+        path = f"/api/v0/instances/{_number(pod_id)}/ssh/"
+        answer = self._checked(self._http.request("GET", path, endpoint="ssh"), "ssh")
+        for key_id in _key_ids(answer.get("ssh_keys"), public_key):
+            self._http.request("DELETE", f"{path}{_number(key_id)}/", body={}, endpoint="ssh")
+        self.attach_key(pod_id, public_key)
+
     # --- what exists --------------------------------------------------------------------------------------------------
 
     def pods(self) -> list[Pod]:
@@ -490,6 +498,22 @@ def ending(api_url: str) -> fuse.Ending:
         id_variable="CONTAINER_ID",
         key_variable="CONTAINER_API_KEY",
     )
+
+
+def _key_ids(listed: Any, public_key: str) -> list[str]:
+    """The ids of a key in an instance's list of keys, which is JSON within JSON."""
+    try:
+        rows = json.loads(listed) if isinstance(listed, str) else listed
+    except ValueError:
+        return []
+    wanted = public_key.split()[:2]
+    return [
+        str(row["id"])
+        for row in (rows if isinstance(rows, list) else [])
+        if isinstance(row, dict)
+        and str(row.get("id")).isdigit()
+        and str(row.get("public_key") or row.get("key") or "").split()[:2] == wanted
+    ]
 
 
 # --- what comes back --------------------------------------------------------------------------------------------------

@@ -63,6 +63,9 @@ class Ghosts:
     def set_keys(self, pod: Pod) -> None:
         pass
 
+    def lose_keys(self, pod: Pod) -> None:
+        pass
+
     def logs(self, pod: Pod, tail: int) -> list[str]:
         return pod.log[-tail:]
 
@@ -308,10 +311,15 @@ class Containers:
 
     def set_keys(self, pod: Pod) -> None:
         """Vast writes the instance's keys into the box; keys that were put there by hand are lost, as in the field."""
+        if "key_missing" not in pod.faults:
+            self._write_keys(pod, "".join(f"{key['public_key']}\n" for key in pod.keys))
+
+    def lose_keys(self, pod: Pod) -> None:
+        """Nobody can log in any more; who is logged in stays."""
+        self._write_keys(pod, "")
+
+    def _write_keys(self, pod: Pod, text: str) -> None:
         entry = self._entry(pod)
-        if "key_missing" in pod.faults:
-            return
-        text = "".join(f"{key['public_key']}\n" for key in pod.keys)
         with entry.lock:
             if entry.container is not None:
                 script = "mkdir -p -m 700 /root/.ssh; umask 077; cat >/root/.ssh/authorized_keys"

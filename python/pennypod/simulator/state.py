@@ -133,6 +133,7 @@ class Backend(Protocol):
     def start(self, pod: Pod) -> None: ...
     def destroy(self, pod: Pod) -> None: ...
     def set_keys(self, pod: Pod) -> None: ...
+    def lose_keys(self, pod: Pod) -> None: ...
     def logs(self, pod: Pod, tail: int) -> list[str]: ...
 
 
@@ -357,6 +358,9 @@ class World:
             pod.wanted = "stopped" if pod.provider == VAST else pod.wanted
             pod.history.append((at, "pull_error"))
             pod.log.append(pod.message)
+        elif what == "lose_keys":
+            pod.history.append((at, "lose_keys"))
+            self._later(pod, lambda: self.backend.lose_keys(pod))
         elif what == "exit":
             self._end_gpus(pod, keep=True)
             self._enter(pod, Stage.EXITED, at)
@@ -389,6 +393,7 @@ class World:
                 ("exit_after", "exit", 5.0),
                 ("evict_after", "evict", 5.0),
                 ("offline_after", "offline", 5.0),
+                ("keys_lost_after", "lose_keys", 5.0),
             ):
                 seconds = pod.fault_seconds(fault, default)
                 if seconds is not None:

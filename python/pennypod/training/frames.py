@@ -100,6 +100,7 @@ class SshFrames:
 
     def __init__(self, ssh: Ssh, options: Mapping[str, Any]) -> None:
         source = WATCH_SCRIPT.read_bytes()
+        self._ssh = ssh
         self._process = ssh.fresh().popen(script_command(source, WATCH_SCRIPT.name, [json.dumps(options)]))
         self._queue: queue.Queue[Frame | None] = queue.Queue(maxsize=64)
         self._closed = threading.Event()
@@ -121,7 +122,9 @@ class SshFrames:
         except queue.Empty:
             return None
         if frame is None:
-            raise StreamEndedError(last_line(self._stderr) or "the connection ended")
+            why = last_line(self._stderr)
+            self._ssh.readmitted(why)  # the watch attaches again in any case
+            raise StreamEndedError(why or "the connection ended")
         return frame
 
     def close(self) -> None:

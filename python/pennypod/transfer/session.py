@@ -185,6 +185,8 @@ class Session:
         why = last_line(self._process.stderr.read())
         if rc == 127:
             raise self._ssh.error("the pod has no python3", rc=rc)
+        if rc == SSH_FAILED:
+            self._ssh.readmitted(why)  # the next try, which whoever meets a broken line makes, finds out
         if rc in (0, RC_LINE_BROKE, SSH_FAILED) or rc < 0:
             raise LineBrokenError(why or "the connection ended")
         raise TransferError(f"the program on the pod ended with exit status {rc}: {why or 'it said nothing'}", rc=rc)
