@@ -22,6 +22,10 @@ GRACE_S = 10.0
 """What the jobs of the matrix give a checkpoint that is not home yet before its pod goes (escrow_grace_s)."""
 SHORT_LEASE_S = 75.0
 LONG_LEASE_S = 300.0
+POD_LEASE_S = 45.0
+"""pod_lease_minutes where nothing but the fuse is left: so long a pod lives without a word from the guard."""
+FUSE_TAKES_S = 20.0
+"""A pod may start a little after the event, and the fuse looks at its lease now and then."""
 OUTAGE_S = 15.0
 BACKOFF_S = 60.0
 """The longest pause between two tries of the guard."""
@@ -73,6 +77,7 @@ class Event(StrEnum):
     GUARD_TOO = "controller and guard killed"
     TREE = "everything killed"
     LOST = "control node lost"
+    ALONE = "everything killed, nobody sweeps"
     SUSPENDED = "controller suspended"
     ASLEEP = "control node asleep"
     OUTAGE = "provider down"
@@ -85,7 +90,8 @@ class Rule:
     """What an event means: the moments it can happen at, the ring that is to answer, and the seconds that may take.
 
     `to_deadline`: nobody knows better than the deadline in the pod's name, so the rest of the lease comes on top.
-    `sweeps`: a sweep from a timer is part of the picture; "elsewhere" is one on a machine with an empty home.
+    `sweeps`: a sweep from a timer is part of the picture; "elsewhere" is one on a machine with an empty home, and there
+    the pod's own key does not work, so that ring 2 has to do it.
     """
 
     ring: Ring
@@ -110,6 +116,7 @@ RULES: dict[Event, Rule] = {
     Event.GUARD_TOO: Rule(Ring.SWEEP, _BY_SWEEP, to_deadline=True, sweeps="here"),
     Event.TREE: Rule(Ring.SWEEP, _BY_SWEEP, to_deadline=True, sweeps="here"),
     Event.LOST: Rule(Ring.SWEEP, _BY_SWEEP, to_deadline=True, sweeps="elsewhere"),
+    Event.ALONE: Rule(Ring.FUSE, POD_LEASE_S + FUSE_TAKES_S),
     Event.SUSPENDED: Rule(Ring.GUARD, REACTION_S, to_deadline=True),
     Event.ASLEEP: Rule(Ring.SWEEP, _BY_SWEEP, to_deadline=True, sweeps="elsewhere"),
     Event.OUTAGE: Rule(Ring.PLAYBOOK, _BY_SWEEP, to_deadline=True, sweeps="here"),
@@ -200,7 +207,8 @@ class Cell:
 
     def bound_s(self, lease_left_s: float) -> float:
         """From the event to the meter's stop, at most. `lease_left_s` is what the lease had left at the event."""
-        extra = LISTING_LAG_S if self.moment in UNCERTAIN and not self.rule.to_deadline else 0.0
+        by_name = self.moment in UNCERTAIN and self.rule.ring is Ring.GUARD and not self.rule.to_deadline
+        extra = LISTING_LAG_S if by_name else 0.0
         extra += GRACE_S if self.moment in WITH_WEIGHTS or self.fault or self.victim else 0.0
         return self.rule.bound_s + extra + (max(0.0, lease_left_s) if self.rule.to_deadline else 0.0)
 

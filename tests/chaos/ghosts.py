@@ -19,6 +19,7 @@ import requests
 from chaos.cells import LISTING_LAG_S, PROVIDERS, Ring
 from chaos.verdict import Result
 from fakes import FakeLogin
+from pennypod.clock import Clock
 from pennypod.errors import PennypodError
 from pennypod.guard import Guard
 from pennypod.ledger import Ledger, RunRecord, open_ledger
@@ -28,14 +29,14 @@ from pennypod.providers.base import Provider
 from pennypod.providers.http import Http, Pacing
 from pennypod.providers.runpod import RunpodProvider
 from pennypod.providers.vast import SPACING_S, VastProvider
+from pennypod.receipts import check_chain
 from pennypod.rental import Rental, RentRequest
+from pennypod.sentinel import INTERVAL_S, Look, StoppedError, keep_watch, look
 from pennypod.settings import Settings
-from pennypod.sweep import survey, sweep
 from simulated import KEYS, PUBLIC_KEY, SimulatedClock, Simulator
 
-LEASE_S = 3600.0
+LEASE_S = 1800.0
 WORK_S = 600.0
-SWEEP_INTERVAL_S = 300.0
 LONGEST_PAUSE_S = 60.0
 """The guard's longest pause between two tries."""
 SURVIVORS = ("guard", "sweep", "sweep elsewhere")
@@ -183,7 +184,9 @@ def play_ghosts(cell: GhostCell, folder: Path, sim: Simulator) -> Result:
 def blank_ghosts(cell: GhostCell) -> Result:
     ring = Ring.GUARD if cell.survivor == "guard" else Ring.SWEEP
     group = f"controller dies at every step, left: {cell.survivor}"
-    return Result(cell.name, group, "", "", cell.provider, cell.seed, clock="simulated", ring=ring)
+    row = Result(cell.name, group, "", "", cell.provider, cell.seed, clock="simulated", ring=ring)
+    row.to_deadline = cell.survivor != "guard"
+    return row
 
 
 def all_deaths(cell: GhostCell, folder: Path, sim: Simulator) -> list[Death]:
@@ -290,15 +293,23 @@ class _Life:
             if self.cell.survivor == "guard":
                 self._guard(ledger, providers, limit)
             else:
-                self.clock.sleep(self.chance.uniform(0.0, SWEEP_INTERVAL_S))  # a timer knows nothing of deadlines
-                while self.clock.now() < limit:
-                    found = survey(providers, ledger, self.clock.now())
-                    sweep(found, providers, ledger, self.clock, dry_run=False, report=_quiet)
-                    if self.clock.now() > self.deadline + LISTING_LAG_S and not self._pods(live=True):
-                        break
-                    self.clock.sleep(SWEEP_INTERVAL_S)
+                self._watch(ledger, home, providers, limit)
         finally:
             ledger.close()
+
+    def _watch(self, ledger: Ledger, home: Path, providers: dict[str, Provider], limit: float) -> None:
+        """The sentinel's own loop; its timer knows nothing of deadlines, so it begins whenever it begins."""
+        settings = Settings(home=home, database_url="")
+
+        def take_look(clock: Clock) -> Look:
+            seen = look(providers, lambda: ledger, settings, clock)
+            over = clock.now() > self.deadline + LISTING_LAG_S and seen.complete and not self._pods(live=True)
+            if over or clock.now() > limit:
+                raise StoppedError
+            return seen
+
+        self.clock.sleep(self.chance.uniform(0.0, INTERVAL_S))
+        keep_watch(take_look, self.clock, INTERVAL_S, _quiet)
 
     def _guard(self, ledger: Ledger, providers: dict[str, Provider], limit: float) -> None:
         """The guard's own pauses, in simulated time."""
@@ -324,7 +335,7 @@ class _Life:
         lasts = FAULTS[self.cell.fault].lasts_s
         if self.cell.survivor == "guard":
             return LISTING_LAG_S + LONGEST_PAUSE_S + lasts
-        return max(0.0, self.deadline - died_at) + SWEEP_INTERVAL_S + LISTING_LAG_S + lasts
+        return max(0.0, self.deadline - died_at) + INTERVAL_S + LISTING_LAG_S + lasts
 
     def verdict(self, step: str, died_at: float | None) -> Death:
         death = Death(step)
@@ -351,21 +362,25 @@ class _Life:
         return death
 
     def _read_ledger(self, death: Death, pods: list[dict[str, Any]]) -> None:
-        """Each pod has a receipt; on another machine there is no ledger that could know it."""
-        if self.cell.survivor == "sweep elsewhere":
-            death.receipts = len(pods)
-            return
-        ledger = self._ledger(self.home)
-        try:
-            attempts = {attempt.lease_name: attempt for attempt in ledger.attempts(self.run)}
-            for pod in pods:
-                attempt = attempts.get(pod["name"])
-                if attempt is None or (attempt.final and not attempt.receipt):
-                    death.problems.append(f"no receipt for {pod['name']}")
-                else:
-                    death.receipts += attempt.receipt is not None
-        finally:
+        """Each pod has a receipt in the chain of the ledger of whoever ended it, or is open on the books of its run."""
+        proven: set[str] = set()
+        still_open: set[str] = set()
+        for home in (self.home, self.home / "elsewhere"):
+            if not home.exists():
+                continue
+            ledger = self._ledger(home)
+            name, rows = ledger.receipts()
+            death.problems += check_chain(name, rows)
+            proven |= {str(receipt["pod_name"]) for _, _, receipt in rows}
+            still_open |= {attempt.lease_name for attempt in ledger.pending_attempts()}
             ledger.close()
+        names = [str(pod["name"]) for pod in pods]
+        death.receipts = len(proven.intersection(names))
+        death.problems += [f"no receipt for {name}" for name in names if name not in proven | still_open]
+        if (
+            self.cell.survivor != "sweep elsewhere"
+        ):  # which ends pods, and cannot write into the books of a lost machine
+            death.problems += [f"open in the end: {name}" for name in names if name not in proven]
 
 
 def _micros_after(pod: dict[str, Any], since: float, now: float) -> int:

@@ -138,8 +138,10 @@ def run_all(cells: list[AnyCell], options: argparse.Namespace, out: Path) -> boo
             time.sleep(0.2)
     finally:
         for process in running:
+            process.terminate()  # all of them first: each puts its pods and processes away
+        for process in running:
             _kill(process)
-    (out / "cells.json").write_text(json.dumps(document(list(known(file).values())), indent=1) + "\n")
+        (out / "cells.json").write_text(json.dumps(document(list(known(file).values())), indent=1) + "\n")
     say(f"{finished - failed} held, {failed} did not; {out / 'cells.json'}")
     return failed == 0 and not waiting
 
@@ -148,6 +150,7 @@ def document(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """What the guarantees' page is made from."""
     return {
         "measured": time.strftime("%Y-%m-%d", time.gmtime()),
+        "whole": len(matrix()) + len(ghost_matrix()),
         "machine": f"{os.cpu_count()} cores, {_memory_gb()} GB, {platform.system()} {platform.machine()}",
         "cells": sorted(rows, key=lambda row: row["name"]),
     }
@@ -191,7 +194,7 @@ def _kill(process: subprocess.Popen[str]) -> None:
     if process.poll() is None:
         process.terminate()
         try:
-            process.wait(60)
+            process.wait(90)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
@@ -247,4 +250,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit("stopped; the next call goes on from here")

@@ -12,10 +12,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import psutil
-from chaos.cells import GRACE_S, OUTAGE_S, POD_FAULTS, SWEEP_INTERVAL_S, Cell, Event, Moment
+from chaos.cells import GRACE_S, OUTAGE_S, POD_FAULTS, POD_LEASE_S, SWEEP_INTERVAL_S, Cell, Event, Moment
 from chaos.line import Hold, Line
 from pennypod.ledger import AttemptRecord, AttemptState, Ledger
 from pennypod.model.ids import parse_lease
@@ -25,6 +24,10 @@ from workspace import BIN, Workspace, wait_until
 FACTOR = 2.5  # pod_budget_factor: the lease is so many times the estimate
 MARKET = {"boot": {name: {"assign_s": 0.2, "loading_s": 2} for name in ("vast", "runpod")}}
 REACH_S = 150.0
+_NO_FUSE = {"endpoint": "*", "fault": "forbidden", "where": {"key": "pod"}}
+_TOOLS = ("sh", "ssh", "ssh-keygen", "tar")
+_APART = "PENNYPOD_CHAOS_APART"
+"""Marks a process that belongs to another service than the run's."""
 _LATE_SSHD = {"endpoint": "*.create", "fault": "sshd_late", "seconds": 6}
 
 
@@ -39,20 +42,22 @@ class Subject:
         (folder / "work").mkdir()
         self.workspace = Workspace(folder / "work")
         self.log = folder / "playbook.log"
-        self.swept = folder / "sweeps.jsonl"
+        self.watch_log = folder / "sentinel.log"
         self.env = self.workspace.environment | addresses(line.url)
         self.demo_data = demo_data
         self.ledger: Ledger = self.workspace.ledger()
         self.process: subprocess.Popen[bytes] | None = None
         self.hold: Hold | None = None
         self._closing = threading.Event()
-        self._swept_enough = threading.Event()
+        self._sentinel: subprocess.Popen[bytes] | None = None
         self._threads: list[threading.Thread] = []
 
     # --- the run ------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Rules and holds first, so that the moment is there to be met; then the playbook, in a session of its own."""
+        if self.cell.rule.sweeps == "elsewhere":
+            self.sim.post("faults", _NO_FUSE)
         if self.cell.fault:
             fault = POD_FAULTS[self.cell.fault]
             self.sim.fault(fault.endpoint, self.cell.fault, **dict(fault.options))
@@ -71,13 +76,16 @@ class Subject:
             "escrow_grace_s": GRACE_S,
             "provider": self.cell.provider,
         }
+        if self.cell.event == Event.ALONE:
+            short |= {"pod_lease_minutes": POD_LEASE_S / 60}
         if self.cell.victim:
             short |= {"job": "demo", "smoke": "true", "dataset": str(self.demo_data)}
         else:
             short |= {"job": "tiny", "tiny_epochs": 3}
         with self.log.open("wb") as file:
             self.process = subprocess.Popen(
-                self.workspace.command(**short),
+                # Whatever started the tests (nohup, a shell's &) may have had some of these ignored.
+                ["env", "--default-signal=INT,HUP,TERM", *self.workspace.command(**short)],
                 cwd=self.workspace.root,
                 env=self.env,
                 stdin=subprocess.DEVNULL,
@@ -169,6 +177,7 @@ class Subject:
             Event.GUARD_TOO: ("controller and guard", signal.SIGKILL),
             Event.TREE: ("everything", signal.SIGKILL),
             Event.LOST: ("everything", signal.SIGKILL),
+            Event.ALONE: ("everything", signal.SIGKILL),
             Event.SUSPENDED: ("controller", signal.SIGSTOP),
             Event.ASLEEP: ("everything", signal.SIGSTOP),
             Event.OUTAGE_KILL: ("controller", signal.SIGKILL),
@@ -236,43 +245,61 @@ class Subject:
 
     # --- ring 2 -------------------------------------------------------------------------------------------------------
 
-    def sweep_from_a_timer(self, home: Path, deadline: float) -> None:
-        """`pennypod sweep` again and again, as cron would; while no deadline is near it could only look."""
-
-        def keep_sweeping() -> None:
-            self._swept_enough.wait(max(0.0, deadline - 2 * SWEEP_INTERVAL_S - time.time()))
-            while not self._swept_enough.wait(SWEEP_INTERVAL_S):
-                self.sweep(home)
-
-        self._background(keep_sweeping)
-
-    def finish_sweeping(self) -> None:
-        """Let the sweep that is at work prove and tell what it did; no other one follows."""
-        self._swept_enough.set()
-        for thread in self._threads:
-            thread.join(240)
-
-    def sweep(self, home: Path) -> int:
+    def put_on_watch(self, home: Path) -> None:
+        """A sentinel beside the run, a service of its own: what ends the run's processes does not end it."""
         home.mkdir(mode=0o700, exist_ok=True)
-        done = subprocess.run(
-            [BIN / "pennypod", "sweep", "--json"],
-            env=self.env | addresses(self.sweep_line.url) | {"PENNYPOD_HOME": str(home)},
+        with self.watch_log.open("wb") as file:
+            self._sentinel = subprocess.Popen(
+                [BIN / "pennypod", "sentinel", "--interval", f"{SWEEP_INTERVAL_S:.0f}s"],
+                env=self._sweep_env(home) | {_APART: "1"},
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                cwd="/",
+                start_new_session=True,
+            )
+
+    def relieve(self) -> None:
+        """End the watch when the look that is under way has proven and told what it did."""
+        if self._sentinel is None or self._sentinel.poll() is not None:
+            return
+        told = self.watched().count("\n")
+        with contextlib.suppress(AssertionError):
+            wait_until(lambda: self.watched().count("\n") > told, 60, "the sentinel tells of its look")
+        self._sentinel.terminate()
+        try:
+            self._sentinel.wait(90)
+        except subprocess.TimeoutExpired:
+            self._sentinel.kill()
+            self._sentinel.wait()
+
+    def watched(self) -> str:
+        """What the sentinel has told so far."""
+        return self.watch_log.read_text() if self.watch_log.exists() else ""
+
+    def sweep(self, *options: str) -> int:
+        """One `pennypod sweep` by the run's own ledger; its exit code."""
+        return self.command(self.workspace.home, "sweep", "--json", *options).returncode
+
+    def command(self, home: Path, *words: str) -> subprocess.CompletedProcess[str]:
+        """A `pennypod` command with that home, beside the run."""
+        return subprocess.run(
+            [BIN / "pennypod", *words],
+            env=self._sweep_env(home) | {_APART: "1"},
             capture_output=True,
             text=True,
             timeout=200,
             cwd="/",
         )
-        with self.swept.open("a") as file:
-            row = {"home": str(home), "at": time.time(), "rc": done.returncode, "err": done.stderr[-500:]}
-            with contextlib.suppress(ValueError):
-                row["found"] = json.loads(done.stdout)
-            file.write(json.dumps(row) + "\n")
-        return done.returncode
 
-    def sweeps(self) -> list[dict[str, Any]]:
-        if not self.swept.exists():
-            return []
-        return [json.loads(row) for row in self.swept.read_text().splitlines()]
+    def _sweep_env(self, home: Path) -> dict[str, str]:
+        """A machine without a container engine: local pods of others are none of this sweep's business."""
+        tools = self.watch_log.with_name("tools")
+        if not tools.exists():
+            tools.mkdir()
+            for name in _TOOLS:
+                (tools / name).symlink_to(shutil.which(name) or f"/usr/bin/{name}")
+        return self.env | addresses(self.sweep_line.url) | {"PENNYPOD_HOME": str(home), "PATH": str(tools)}
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
@@ -284,7 +311,6 @@ class Subject:
     def close(self) -> None:
         """Whatever became of the cell: none of its processes stays."""
         self._closing.set()
-        self._swept_enough.set()
         self.line.down.clear()
         if self.hold is not None:
             self.hold.released.set()
@@ -292,8 +318,10 @@ class Subject:
             thread.join(60)
         for process in self.processes():
             _send(process, signal.SIGKILL)
-        if self.process is not None:
-            self.process.wait(20)
+        for started in (self.process, self._sentinel):
+            if started is not None:
+                started.kill()
+                started.wait(20)
 
 
 @contextlib.contextmanager
@@ -340,7 +368,9 @@ def _number(event: str) -> signal.Signals:
 def _with_home(home: Path) -> Iterator[psutil.Process]:
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
-            if process.environ().get("PENNYPOD_HOME") == str(home) and process.status() != psutil.STATUS_ZOMBIE:
+            env = process.environ()
+            ours = env.get("PENNYPOD_HOME") == str(home) and _APART not in env
+            if ours and process.status() != psutil.STATUS_ZOMBIE:
                 yield process
 
 

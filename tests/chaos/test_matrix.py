@@ -51,7 +51,7 @@ def test_a_controller_that_dies_at_any_step_leaves_no_pod(survivor: str, tmp_pat
         row = play_ghosts(GhostCell("create: reply lost", "runpod", survivor, seed=SEED), tmp_path, sim)
     assert row.problems == []
     assert row.lives > 5
-    assert row.pods == row.receipts > 0
+    assert row.pods == row.receipts + row.open > row.open
 
 
 @pytest.mark.pod

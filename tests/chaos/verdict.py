@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from dataclasses import asdict, dataclass, field
@@ -20,8 +21,9 @@ from workspace import wait_until
 class Result:
     """One row of the matrix. `problems` is empty when the cell holds.
 
-    `overspend_*` is what was billed from the event to the meter's stop; `bound_*` the most that it may be. `lives` is
-    how many runs the row stands for. `clock` says in whose time: the machine's, or the simulator's.
+    `overspend_*` is what was billed from the event to the meter's stop; `bound_*` the most that it may be, with what
+    the lease had left where `to_deadline`. `lives` is how many runs the row stands for. `clock` says in whose time: the
+    machine's, or the simulator's.
     """
 
     name: str
@@ -35,6 +37,8 @@ class Result:
     pods: int = 0
     receipts: int = 0
     open: int = 0
+    unseen: int = 0
+    to_deadline: bool = False
     lease_left_s: float = 0.0
     overspend_s: float = 0.0
     overspend_micros: int = 0
@@ -50,13 +54,18 @@ class Result:
 
 
 def blank(cell: Cell) -> Result:
-    return Result(cell.name, cell.group, cell.event, cell.moment, cell.provider, cell.seed)
+    row = Result(cell.name, cell.group, cell.event, cell.moment, cell.provider, cell.seed)
+    row.to_deadline = cell.rule.to_deadline
+    return row
 
 
 def play(cell: Cell, run: Subject, spare_home: Path) -> Result:
     """The whole cell: run, event, survivors, measure. The subject is closed by whoever opened it."""
     result = blank(cell)
     began = time.monotonic()
+    home = run.workspace.home if cell.rule.sweeps == "here" else spare_home
+    if cell.rule.sweeps:
+        run.put_on_watch(home)
     run.start()
     started = time.time()
     if cell.fault:
@@ -72,14 +81,11 @@ def play(cell: Cell, run: Subject, spare_home: Path) -> Result:
         if result.struck:
             run.strike()
     deadline = event_at + result.lease_left_s
-    home = run.workspace.home if cell.rule.sweeps == "here" else spare_home
-    if cell.rule.sweeps:
-        run.sweep_from_a_timer(home, deadline)
     result.bound_s = cell.bound_s(result.lease_left_s)
     wait_for_the_end(run, result, event_at, deadline)
     settle(run, result)
     measure(run, result, event_at, before)
-    prove(run, result, home)
+    prove(run, result, spare_home)
     result.wall_s = round(time.monotonic() - began, 1)
     return result
 
@@ -109,13 +115,19 @@ def settle(run: Subject, result: Result) -> None:
         names = sorted({" ".join(process.cmdline()[:4])[:80] for process in run.processes()})
         if names:
             result.problems.append(f"still running 90 s later: {names}")
-    run.finish_sweeping()
+    run.relieve()
     live = run.sim.live()
     if live:
         result.problems.append(f"{len(live)} pods live after the bound: {[pod['name'] for pod in live]}")
-    left = [name for pod in run.sim.ever() for name in containers(pod["name"])]
-    if left and not live:
-        result.problems.append(f"containers left: {left}")
+    if not live:
+        try:  # the API says "gone" before the engine has removed the container
+            wait_until(lambda: not containers_left(run), 60.0, "every container is gone")
+        except AssertionError:
+            result.problems.append(f"containers left: {containers_left(run)}")
+
+
+def containers_left(run: Subject) -> list[str]:
+    return [name for pod in run.sim.ever() for name in containers(pod["name"])]
 
 
 def costs(run: Subject) -> dict[str, int]:
@@ -161,6 +173,8 @@ def who_ended(run: Subject, pods: list[dict[str, Any]]) -> str:
     if not pods:
         return ""
     pod = pods[-1]
+    if pod["gone_at"] is None:
+        return "nobody"
     if pod["gone_why"] != "destroyed":
         return "the provider"
     firsts = {
@@ -175,28 +189,49 @@ def who_ended(run: Subject, pods: list[dict[str, Any]]) -> str:
     return Ring.GUARD if f"destroying pod {pod['id'][:12]}" in guard_logs else Ring.PLAYBOOK
 
 
-def prove(run: Subject, result: Result, home: Path) -> None:
-    """Every pod has a receipt that holds, or stands on the books as open, and then the commands say so."""
+def prove(run: Subject, result: Result, spare_home: Path) -> None:
+    """Every pod has a receipt that `pennypod verify` believes, or stands on the books as open, and commands say so."""
     pods = [pod for pod in run.sim.ever() if parse_lease(pod["name"]) is not None]
     if run.cell.event == Event.LOST:
-        told = [item for row in run.sweeps() for item in (row.get("found") or {}).get("pods", [])]
+        # The books are lost: who ended the pod on another machine has kept a receipt there.
+        proven = verified(run, spare_home, sorted((spare_home / "receipts").glob("*.json")), result)
         for pod in pods:
-            if not any(item["pod_name"] == pod["name"] and item["action"] == "destroyed" for item in told):
-                result.problems.append(f"no sweep has said that it destroyed {pod['name']}")
-        result.receipts = len(pods)
+            if f"destroyed {pod['name']}" not in run.watched():
+                result.problems.append(f"the sentinel has not said that it destroyed {pod['name']}")
+            count(pod, proven, result)
         return
     if any(not attempt.final for attempt in run.attempts()):
-        rc = run.sweep(home if home == run.workspace.home else run.workspace.home)
+        # Where nobody was left to wait for the deadline, the books are closed as of a time after it.
+        rc = run.sweep("--now", "+10m") if run.cell.event == Event.ALONE else run.sweep()
         if rc == 0 and any(a.state is AttemptState.DESTROYING for a in run.attempts()):
             result.problems.append("a pod is open, and `pennypod sweep` ends with 0")
+    proven = verified(run, run.workspace.home, sorted(run.workspace.artifacts.glob("*/receipt.json")), result)
     attempts = {attempt.lease_name: attempt for attempt in run.attempts()}
     for pod in pods:
         attempt = attempts.get(pod["name"])
         if attempt is None:
             result.problems.append(f"the ledger does not know {pod['name']}")
-        elif attempt.state is AttemptState.GONE and attempt.receipt:
-            result.receipts += 1
         elif not attempt.final:
             result.open += 1
+        elif attempt.state is AttemptState.NEVER and result.ring == Ring.FUSE:
+            result.unseen += 1  # it ended itself before anybody could have seen it
         else:
-            result.problems.append(f"{pod['name']} has no receipt: {attempt.state.value}")
+            count(pod, proven, result)
+
+
+def count(pod: dict[str, Any], proven: set[str], result: Result) -> None:
+    if pod["name"] in proven:
+        result.receipts += 1
+    else:
+        result.problems.append(f"{pod['name']} has no receipt")
+
+
+def verified(run: Subject, home: Path, files: list[Path], result: Result) -> set[str]:
+    """The names of the pods in these receipts, if `pennypod verify` says that they hold."""
+    if not files:
+        return set()
+    said = run.command(home, "verify", *(str(file) for file in files))
+    if said.returncode != 0:
+        result.problems.append(f"pennypod verify: {said.stdout[-500:]}{said.stderr[-300:]}")
+        return set()
+    return {pod["pod_name"] for file in files for pod in json.loads(file.read_text())["pods"]}
