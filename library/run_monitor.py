@@ -99,6 +99,10 @@ cron:
   description: The crontab's line - C(name), C(job), C(minute), C(hour).
   returned: state is prepared, looked or absent
   type: dict
+left:
+  description: Whether the run outlives its command from now on.
+  returned: state is left
+  type: bool
 over:
   description: Whether the run is over, so that the crontab's line has to go.
   returned: state is absent
@@ -132,8 +136,8 @@ from pennypod.monitor import (
     Plan,
     check_cron,
     cron_times,
-    in_crontab,
     poll_minutes,
+    stays_in_crontab,
 )
 from pennypod.providers.registry import all_providers
 from pennypod.settings import Settings, load_settings
@@ -215,8 +219,8 @@ def _leave(module: AnsibleModule, ledger: Ledger, monitor: Monitor) -> dict[str,
     before = ledger.run(run)
     changed = not before.keep_on_disconnect
     plan = monitor.plan()
-    if changed and not module.check_mode:
-        if plan is None or not in_crontab(monitor.script):
+    if not module.check_mode:
+        if plan is None or not stays_in_crontab(monitor.script, SystemClock()):
             raise MonitorError(f"the crontab has no line for run {run}: it is not left alone")
         # The last step: until here, whatever ends this command ends the pod.
         ledger.take_over(run, processes.controller_identity(), processes.is_alive, keep_on_disconnect=True)
@@ -224,6 +228,7 @@ def _leave(module: AnsibleModule, ledger: Ledger, monitor: Monitor) -> dict[str,
         Events(monitor.settings.run_dir(run), run).emit("training", text)
     return {
         "changed": changed,
+        "left": not module.check_mode,
         "diff": {"before": {"left": not changed}, "after": {"left": True}},
     }
 

@@ -47,6 +47,7 @@ UNREACHABLE_S = 300.0
 _CRON_DAEMONS = frozenset(("cron", "crond", "fcron", "cronie", "dcron", "busybox-crond"))
 _AFTER_DEADLINE_S = 24 * 3600
 _LOOKS_FOR_ABSENCE = 2
+_CRONTAB_SETTLES_S = 3.0
 # What a run needs of the environment that it was started in, besides its provider's key and address.
 _KEPT = (
     "PENNYPOD_ENGINE",
@@ -121,6 +122,19 @@ def in_crontab(script: Path, read: Callable[[], subprocess.CompletedProcess[str]
     """Whether a line of the crontab calls that script."""
     lines = read().stdout.splitlines()
     return any(str(script).replace("%", r"\%") in line and not line.lstrip().startswith("#") for line in lines)
+
+
+def stays_in_crontab(
+    script: Path, clock: Clock, read: Callable[[], subprocess.CompletedProcess[str]] = _read_crontab
+) -> bool:
+    """Whether the line is there and stays: who changes another one just now may write over it with what they had read.
+
+    A crontab has no lock of its own; reading, changing and writing it takes Ansible about a second.
+    """
+    if not in_crontab(script, read):
+        return False
+    clock.sleep(_CRONTAB_SETTLES_S)
+    return in_crontab(script, read)
 
 
 # --- what is left behind for it ---------------------------------------------------------------------------------------

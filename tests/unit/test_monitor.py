@@ -33,6 +33,7 @@ from pennypod.monitor import (
     in_crontab,
     judge,
     poll_minutes,
+    stays_in_crontab,
 )
 from pennypod.settings import Settings
 from pennypod.training import Frame
@@ -227,6 +228,14 @@ def test_the_crontab_is_asked_whether_the_line_is_there(world: World) -> None:
     line = f"*/30 * * * * {world.monitor.cron_job}\n"
     for text, expected in ((line, True), (f"# {line}", False), ("", False)):
         assert in_crontab(world.monitor.script, lambda t=text: subprocess.CompletedProcess([], 0, t, "")) is expected
+
+
+def test_a_line_that_another_command_writes_over_is_noticed(world: World) -> None:
+    line = f"*/30 * * * * {world.monitor.cron_job}\n"
+    for after, expected in ((line, True), ("", False)):
+        texts = [line, after]
+        read = lambda t=texts: subprocess.CompletedProcess([], 0, t.pop(0), "")  # noqa: E731
+        assert stays_in_crontab(world.monitor.script, world.clock, read) is expected
 
 
 # --- what is to be done -----------------------------------------------------------------------------------------------

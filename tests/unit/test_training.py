@@ -382,6 +382,14 @@ def test_missing_status_is_an_error(tmp_path: Path) -> None:
     Watched(tmp_path, [replace(ALIVE, status=None)] * 15).fails("no_status")
 
 
+def test_a_training_taken_up_again_has_been_silent_since_its_last_output(tmp_path: Path) -> None:
+    silent = replace(log_frame("one\n", 0), quiet_s=3600.0)
+    error = Watched(tmp_path, [silent, *[ALIVE] * 3], stall_s=600).fails("stalled")
+    assert "no output for" in error.message
+    wrote_lately = replace(log_frame("one\n", 0), quiet_s=500.0)
+    assert Watched(tmp_path / "other", [wrote_lately, ALIVE, END], stall_s=600).run().exit_code == 0
+
+
 def test_stall_counts_what_the_trainer_wrote_not_what_the_disk_took(tmp_path: Path) -> None:
     full = [replace(ALIVE, status={**RUNNING, "output_bytes": n}) for n in range(60)]
     assert Watched(tmp_path, [*full, END], stall_s=20).run().exit_code == 0
