@@ -86,6 +86,18 @@ options:
   max_cost_usd:
     description: Highest worst-case cost of the run, in dollars. Breaking it is the failure C(over_budget).
     type: float
+  max_cost_usd_per_job:
+    description:
+      - Highest cost in dollars of all runs of this job that the ledger knows, open ones counted with their worst case.
+    type: float
+  max_cost_usd_per_day:
+    description:
+      - Highest cost in dollars of all runs of the last 24 hours, open ones counted with their worst case.
+    type: float
+  max_cost_usd_account:
+    description:
+      - Highest cost in dollars that pods which are open at one provider may come to, each counted with its worst case.
+    type: float
   boot_minutes:
     description: Optimistic minutes from the create call to a finished bootstrap.
     type: float
@@ -162,9 +174,10 @@ from pennypod.ansible import run_module
 from pennypod.events import Events
 from pennypod.ledger import open_ledger
 from pennypod.market import Estimate
+from pennypod.model.admission import Asked, admit
 from pennypod.model.money import usd_to_micros
 from pennypod.model.offer import Need
-from pennypod.planning import Limits, make_plan, plan_document
+from pennypod.planning import Limits, caps_from, make_plan, plan_document
 from pennypod.providers.registry import select_providers
 from pennypod.settings import load_settings
 
@@ -186,6 +199,9 @@ ARGUMENT_SPEC: dict[str, Any] = {
     "allow_community": {"type": "bool", "default": False},
     "max_price_usd_per_h": {"type": "float"},
     "max_cost_usd": {"type": "float"},
+    "max_cost_usd_per_job": {"type": "float"},
+    "max_cost_usd_per_day": {"type": "float"},
+    "max_cost_usd_account": {"type": "float"},
     "boot_minutes": {"type": "float", "default": 3},
     "train_minutes": {"type": "float", "required": True},
     "budget_factor": {"type": "float", "default": 2.5},
@@ -226,8 +242,16 @@ def body(module: AnsibleModule) -> dict[str, Any]:
         allow_community=options["allow_community"],
     )
     providers, note = select_providers(options["provider"], settings)
-    quarantined = open_ledger(settings).quarantined(time.time())
-    plan = plan_document(make_plan(providers, need, estimate, limits, quarantined, options["secondary"]))
+    ledger, now, caps = open_ledger(settings), time.time(), caps_from(options)
+
+    def admitted(provider: str, worst_micros: int) -> int | None:
+        # Only a run of the ledger has a job, and others beside it. What passes here has to pass again at the rent.
+        if not options["run"]:
+            return None
+        return admit(Asked(worst_micros, caps), ledger.committed(options["run"], provider, now))
+
+    found = make_plan(providers, need, estimate, limits, ledger.quarantined(now), options["secondary"], admit=admitted)
+    plan = plan_document(found)
     plan["notes"] = [note, *plan["notes"]] if note else plan["notes"]
     if options["run"]:
         _tell(Events(settings.run_dir(options["run"]), options["run"]), plan)

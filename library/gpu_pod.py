@@ -53,6 +53,21 @@ options:
       - Highest worst-case cost of the run, in dollars. What failed attempts have cost counts towards it, so an offer
         that fitted at first may be passed over later.
     type: float
+  max_cost_usd_per_job:
+    description:
+      - Highest cost in dollars of all runs of this job that the ledger knows, open ones counted with their worst case.
+    type: float
+  max_cost_usd_per_day:
+    description:
+      - Highest cost in dollars of all runs of the last 24 hours, open ones counted with their worst case.
+    type: float
+  max_cost_usd_account:
+    description:
+      - Highest cost in dollars that pods which are open at one provider may come to, each counted with its worst case.
+    type: float
+  max_price_usd_per_h:
+    description: Highest all-in price per hour, in dollars. A pod that turns out to be dearer is given back.
+    type: float
   lease_minutes:
     description:
       - The pod ends itself when nobody has renewed its lease for so long; the guard does so while it lives. 0 means at
@@ -183,7 +198,7 @@ from pennypod.events import Events
 from pennypod.guard import ensure_guard
 from pennypod.ledger import AttemptState, Ledger, open_ledger
 from pennypod.model.money import usd_to_micros
-from pennypod.planning import offer_from, terms_from
+from pennypod.planning import caps_from, offer_from, terms_from
 from pennypod.providers.base import Provider
 from pennypod.providers.registry import all_providers, is_rehearsal, prepare
 from pennypod.rental import Rental, RentRequest, Tenancy
@@ -201,6 +216,10 @@ ARGUMENT_SPEC: dict[str, Any] = {
     "deadline_s": {"type": "float"},
     "worst_case_usd": {"type": "float", "default": 0},
     "max_cost_usd": {"type": "float"},
+    "max_cost_usd_per_job": {"type": "float"},
+    "max_cost_usd_per_day": {"type": "float"},
+    "max_cost_usd_account": {"type": "float"},
+    "max_price_usd_per_h": {"type": "float"},
     "lease_minutes": {"type": "float", "default": 60},
     "env": {"type": "dict", "default": {}},
     "min_memory_gb": {"type": "float", "default": 0},
@@ -276,7 +295,7 @@ def _present(
         controller=controller,
         max_attempts=max(1, len(offers)),
         terms={offer.offer_id: terms_from(item) for offer, item in zip(offers, options["offers"], strict=True)},
-        max_cost_micros=None if options["max_cost_usd"] is None else usd_to_micros(options["max_cost_usd"]),
+        caps=caps_from(options),
         env={str(name): str(value) for name, value in options["env"].items()},
         lease_s=0 if record.keep_on_disconnect else round(options["lease_minutes"] * 60),
     )

@@ -84,8 +84,8 @@ options:
     default: 0
   reserve_s:
     description:
-      - Stop the training so many seconds before the pod's own deadline in the ledger, so that the best checkpoint can
-        still come home.
+      - Stop the training so many seconds before the pod's own deadline in the ledger, and before the run has cost what
+        its caps leave, so that the best checkpoint can still come home.
     type: float
     default: 60
   poll_s:
@@ -198,7 +198,7 @@ failure:
   description:
     - What went wrong, for programs - C(code), C(message), C(details).
     - With the code C(training_failed), C(details.reason) is one of exit, signal, supervisor_gone, tmux_gone, hung,
-      stalled, deadline, failed_to_start, not_started, no_status, no_tmux, busy, failed.
+      stalled, deadline, money, failed_to_start, not_started, no_status, no_tmux, busy, failed.
     - C(details.salvaged) is the checkpoint that came home in spite of it (path, bytes, sha256, kind), or null.
   returned: failure
   type: dict
@@ -210,12 +210,15 @@ from typing import Any
 from ansible.module_utils.basic import AnsibleModule
 from pennypod.ansible import run_module
 from pennypod.clock import SystemClock
-from pennypod.errors import InputError, TrainingError
+from pennypod.errors import InputError, PennypodError, TrainingError
 from pennypod.escrow import EscrowPlan, write_plan
 from pennypod.events import Events
+from pennypod.ledger import open_ledger
 from pennypod.model.money import usd_to_micros
 from pennypod.podwork import POD_OPTIONS, Fence, PodWatch, connect, counted, show_bytes
+from pennypod.providers.registry import open_provider
 from pennypod.settings import load_settings
+from pennypod.spending import MoneyWatch
 from pennypod.training import Launched, TrainingResult, WatchPlan, launch, watch, would_launch
 from pennypod.transfer import Fetched
 from pennypod.weights import LOG_NAME, RemoteFile, bring_home, check_patterns, salvage
@@ -244,6 +247,10 @@ ARGUMENT_SPEC: dict[str, Any] = {
 NOTHING_THERE = ("failed_to_start", "not_started", "no_status", "no_tmux", "busy", "failed", "pod_gone")
 
 
+LEAST_SALVAGE_S = 15.0
+"""What a checkpoint gets even when the money is used up already: less than the destroy's own margin costs."""
+
+
 class Training:
     """One call of the module."""
 
@@ -258,6 +265,7 @@ class Training:
         self.ssh = connect(self.options, settings, self.clock)
         self.artifacts_dir = Path(self.options["artifacts_dir"])
         self.home_early: dict[str, Fetched] = {}
+        self.money: MoneyWatch | None = None
 
     def body(self) -> dict[str, Any]:
         """Bring the run's training to the wanted state."""
@@ -273,6 +281,7 @@ class Training:
         self.events.emit("training", "started in tmux" if started.launched else f"is {started.state} already")
         if o["state"] == "started":
             return self.result(started, None, "started" if started.launched else started.state)
+        self.money = self.money_watch()
         try:
             result = watch(
                 lambda: self.ssh,
@@ -283,6 +292,7 @@ class Training:
                 should_stop=self.fence,
                 on_checkpoint=self.bring if o["weights_early"] else None,
                 why_gone=PodWatch(self.settings, o["run"]),
+                out_of_money=self.money or (lambda: ""),
             )
         except TrainingError as exc:
             self.save_what_can_be_saved(exc)
@@ -325,6 +335,17 @@ class Training:
             checkpoint_every_s=o["weights_every_s"],
         )
 
+    def money_watch(self) -> MoneyWatch | None:
+        """What watches the cost of the run's pod; None when the ledger cannot say which pod that is."""
+        o = self.options
+        try:
+            ledger = open_ledger(self.settings)
+            provider = open_provider(ledger.attempts(o["run"])[-1].provider, self.settings)
+        except (PennypodError, IndexError) as exc:
+            self.module.warn(f"nothing watches the cost of this training: {exc}")
+            return None
+        return MoneyWatch(o["run"], ledger, provider, self.clock, self.events.emit, o["reserve_s"])
+
     def bring(self, remote: RemoteFile) -> None:
         """Bring a checkpoint home while the training runs."""
         show = show_bytes(self.events, "weights", remote.relative, self.clock, self.fence)
@@ -338,12 +359,16 @@ class Training:
         o = self.options
         if not o["salvage_s"] or not o["weights_patterns"] or error.details.get("reason") in NOTHING_THERE:
             return
+        limit_s = o["salvage_s"]
+        left_s = self.money.seconds_left() if self.money and error.details.get("reason") == "money" else None
+        if left_s is not None:
+            limit_s = min(limit_s, max(left_s, LEAST_SALVAGE_S))
         saved = salvage(
             self.ssh,
             o["pod_home"],
             o["weights_patterns"],
             self.artifacts_dir,
-            limit_s=o["salvage_s"],
+            limit_s=limit_s,
             clock=self.clock,
             on_progress=show_bytes(self.events, "weights", "the best checkpoint", self.clock, self.fence),
         )

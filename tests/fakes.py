@@ -51,6 +51,9 @@ class FakeProvider:
         self.list_faults: list[ProviderError | None] = []
         self.starts_as: list[Pod | PodState] = []
         self.most_alive = 0
+        self.balance: int | None = None
+        self.balance_faults: list[ProviderError | None] = []
+        self.dearer = 1.0  # what a pod costs, as a multiple of its offer
 
     def offers(self, need: Need) -> list[Offer]:
         return [offer(number) for number in range(1, 4)]
@@ -69,7 +72,7 @@ class FakeProvider:
             name=order.name,
             state=state,
             created=self._clock.now(),
-            price_micros_per_h=offer.price_micros_per_h,
+            price_micros_per_h=round(offer.price_micros_per_h * self.dearer),
             machine_id=offer.machine_id,
             address=ADDRESS if state is PodState.RUNNING else None,
         )
@@ -98,7 +101,8 @@ class FakeProvider:
         return []
 
     def balance_micros(self) -> int | None:
-        return None
+        _raise_next(self.balance_faults)
+        return self.balance
 
 
 class FakeLogin:

@@ -36,6 +36,7 @@ from pennypod.renewals import Renewals
 from pennypod.rental import Rental
 from pennypod.report import write_results
 from pennypod.settings import Settings, load_settings
+from pennypod.spending import used_up
 
 _TICK_S = 1.0
 _READY_LIMIT_S = 20.0
@@ -133,6 +134,9 @@ class Guard:
             return "the deadline passed"
         if run.deadline is not None and self._clock.now() > run.deadline - self._reserve_s(run, controller_alive):
             return "the deadline is near, and the command that would bring the weights home does not run"
+        broke = used_up(self._ledger.attempts(run.run), self._clock.now(), self._reserve_s(run, controller_alive))
+        if broke:
+            return f"its money is used up: {broke}"
         if run.closed is not None and (controller_alive or run.keep_on_disconnect):
             return None if controller_alive else "the run is closed"
         if not controller_alive and not run.keep_on_disconnect:

@@ -5,12 +5,12 @@ Nothing here rents. A plan that breaks a cap is an error before anything is spen
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from pennypod import gpus
-from pennypod.errors import InputError, NoCapacityError, ProviderError
+from pennypod.errors import BudgetError, InputError, NoCapacityError, ProviderError
 from pennypod.ledger import QuarantineRecord
 from pennypod.market import (
     DEFAULT_LADDER,
@@ -24,6 +24,7 @@ from pennypod.market import (
     without_quarantined,
     worst_case_micros,
 )
+from pennypod.model.admission import NAMES, Caps
 from pennypod.model.money import micros_to_usd, usd_to_micros
 from pennypod.model.offer import Need, Offer
 from pennypod.providers.base import Provider
@@ -42,6 +43,10 @@ SECONDARY_WISHES = (
     "vast_query",
 )
 _SAID = {"true": True, "yes": True, "false": False, "no": False}
+
+
+Admit = Callable[[str, int], int | None]
+"""Provider and worst case in micro-dollars to what the run may cost in all; raises BudgetError. `admission.admit`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +80,11 @@ def make_plan(
     limits: Limits,
     quarantined: Sequence[QuarantineRecord] = (),
     secondary: Mapping[str, Any] | None = None,
+    admit: Admit = lambda _provider, _worst_micros: None,
 ) -> Plan:
     """Ask every provider, rank, check caps. `secondary` are the wishes of a second tier, see `secondary_need`.
+
+    `admit` judges by the caps that the run shares with others.
 
     Raises InputError for limits that make no sense, NoCapacityError when nothing fits, BudgetError when the cheapest
     fit breaks the cap, and the provider's own error when not one provider could be asked.
@@ -93,10 +101,8 @@ def make_plan(
         by_type = by_type or bool(preference)
         if tier > 1:
             notes.append(f"second choice: {len(found)} more offers when none of the first is to be had")
-    fitting = within_caps(ranked, limits.max_cost_micros)
-    chosen = within_one_deadline(
-        fitting, estimate, limits.max_cost_micros, limits.max_attempts, admission(fitting, by_type=by_type)
-    )
+    fitting, most = _admitted(within_caps(ranked, limits.max_cost_micros), limits.max_cost_micros, admit)
+    chosen = within_one_deadline(fitting, estimate, most, limits.max_attempts, admission(fitting, by_type=by_type))
     return Plan(
         offers=tuple(chosen),
         deadline_s=max(r.budget_s for r in chosen),
@@ -157,6 +163,43 @@ def _wish(name: str, value: Any) -> Any:
         return None if value is None else float(value)
     except (KeyError, TypeError, ValueError) as exc:
         raise InputError(f"secondary: {value!r} is no value for {name}") from exc
+
+
+def _admitted(
+    ranked: Sequence[RankedOffer], max_cost_micros: int | None, admit: Admit
+) -> tuple[list[RankedOffer], int | None]:
+    """The offers that keep the caps shared with other runs, and the most that the run may cost under any cap."""
+    fitting: list[RankedOffer] = []
+    refusals: list[BudgetError] = []
+    allowances: list[int | None] = [max_cost_micros]
+    for rated in ranked:
+        try:
+            allowances.append(admit(rated.offer.provider, rated.worst_case_micros))
+        except BudgetError as exc:
+            refusals.append(exc)
+        else:
+            fitting.append(rated)
+    if refusals and not fitting:
+        raise BudgetError(f"nothing was rented: {refusals[0].message}", **refusals[0].details)
+    return fitting, min((limit for limit in allowances if limit is not None), default=None)
+
+
+def caps_from(options: Mapping[str, Any]) -> Caps:
+    """The caps among a module's options, dollars as the user writes them. Raises InputError for a negative one."""
+
+    def micros(name: str) -> int | None:
+        usd = options.get(name)
+        if usd is not None and usd < 0:
+            raise InputError(f"{name} must not be negative: {usd}")
+        return None if usd is None else usd_to_micros(usd)
+
+    return Caps(
+        run=micros(NAMES["run"]),
+        job=micros(NAMES["job"]),
+        day=micros(NAMES["day"]),
+        account=micros(NAMES["account"]),
+        price=micros("max_price_usd_per_h"),
+    )
 
 
 def plan_document(plan: Plan) -> dict[str, Any]:

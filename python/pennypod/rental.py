@@ -34,11 +34,13 @@ from pennypod.errors import (
 from pennypod.fuse import AFTER_DEADLINE_S
 from pennypod.ledger import AttemptRecord, AttemptState, Ledger, PassedOverRecord, QuarantineRecord
 from pennypod.metering import MeterReader, pause_s
+from pennypod.model.admission import NO_CAPS, Asked, Caps
 from pennypod.model.ids import Lease, RandomBelow, parse_lease, random_base32
 from pennypod.model.money import cost_micros, format_usd, micros_to_usd
 from pennypod.model.offer import FuseTerms, Offer, Order
 from pennypod.model.pod import Pod, PodState, SshAddress
 from pennypod.providers.base import AttachesKeys, Provider, Restarts, TellsLogs, last_words
+from pennypod.spending import beyond_means, too_dear
 
 QUARANTINE_S = 24 * 3600.0
 """A machine that failed the gate is left alone for a day; hosts do get repaired."""
@@ -89,8 +91,9 @@ class RentRequest:
 
     With `controller`, nothing is rented once another controller has taken the run over. `terms` by offer id: an offer
     on which the run could no longer finish before the deadline is passed over, and so is one with which all attempts
-    together may cost more than `max_cost_micros`. With `lease_s`, the pod ends itself when for so many seconds nobody
-    has renewed its lease; in any case it does so at the deadline.
+    that would break one of `caps` by what it may cost at worst, whatever other runs are admitted meanwhile. With
+    `lease_s`, the pod ends itself when for so many seconds nobody has renewed its lease; in any case it does so at the
+    deadline.
     """
 
     run: str
@@ -104,7 +107,7 @@ class RentRequest:
     controller: str | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     terms: Mapping[str, Terms] = field(default_factory=dict)
-    max_cost_micros: int | None = None
+    caps: Caps = NO_CAPS
     lease_s: int = 0
 
 
@@ -168,40 +171,44 @@ class Rental:
             self._ledger.raise_if_fenced(request.run, request.controller)
             try:
                 self._refuse_beyond_limits(request, offer, first=not (tried or rungs))
-            except (BudgetError, NotReadyError) as exc:
+            except NotReadyError as exc:
                 rungs.append({"offer": offer.offer_id, "machine_id": offer.machine_id, **exc.as_failure()})
-                self._ledger.record_passed_over(_passed_over(request.run, offer, exc, self._clock.now()))
-                report("rent", f"{_describe(offer)}: {exc}")
+                self._pass_over(request.run, offer, exc, report)
                 continue
             try:
                 return self._try_until_heard(request, offer, login, report, before_create)
             except (AuthError, FundsError, FencedError, UnprovenError):
                 raise
-            except (ProviderError, NotReadyError, GateError, SshError) as exc:
+            except (ProviderError, NotReadyError, BudgetError, GateError, SshError) as exc:
                 rungs.append({"offer": offer.offer_id, "machine_id": offer.machine_id, **exc.as_failure()})
                 report("rent", f"{_describe(offer)}: {exc}")
         reasons = "; ".join(f"{rung['machine_id']}: {rung['message']}" for rung in rungs) or "there was no offer to try"
         raise LadderExhaustedError(f"no usable pod after {len(rungs)} attempts: {reasons}", attempts=rungs)
 
+    def _pass_over(self, run: str, offer: Offer, why: PennypodError, report: Report) -> None:
+        self._ledger.record_passed_over(_passed_over(run, offer, why, self._clock.now()))
+        report("rent", f"{_describe(offer)}: {why}")
+
     def _refuse_beyond_limits(self, request: RentRequest, offer: Offer, *, first: bool) -> None:
-        """Raises when the tries before have left too little time or money for this offer."""
+        """Raises when the tries before have left too little time for this offer."""
         terms = request.terms.get(offer.offer_id, Terms())
         left_s = request.deadline - self._clock.now()
         if not first and left_s < terms.expected_s:
             raise NotReadyError(
                 f"passed over: {left_s / 60:.1f} min are left to the deadline, about {terms.expected_s / 60:.1f} needed"
             )
-        if request.max_cost_micros is None:
-            return
-        spent = sum(attempt.cost_micros(self._clock.now()) for attempt in self._ledger.attempts(request.run))
-        worst = spent + cost_micros(offer.price_micros_per_h, left_s) + terms.traffic_micros
-        if worst > request.max_cost_micros:
-            raise BudgetError(
-                f"passed over: with {format_usd(spent)} spent on earlier attempts the run may cost {format_usd(worst)},"
-                f" over max_cost_usd {format_usd(request.max_cost_micros)}",
-                worst_case_micros=worst,
-                max_cost_micros=request.max_cost_micros,
-            )
+
+    def _asked(self, request: RentRequest, offer: Offer, report: Report) -> Asked:
+        """What this offer may cost at worst, and what its provider has left for us where it tells."""
+        worst = cost_micros(offer.price_micros_per_h, request.deadline - self._clock.now())
+        worst += request.terms.get(offer.offer_id, Terms()).traffic_micros
+        try:
+            balance = self._providers[offer.provider].balance_micros()
+        except ProviderError as exc:
+            # A provider that wants money says so at the create; it must not be this call that keeps a run from renting.
+            report("rent", f"the balance at {offer.provider} is not known: {exc}")
+            balance = None
+        return Asked(worst, request.caps, balance)
 
     def resume(
         self, run: str, public_key: str, login: Login, report: Report, *, pinned: Sequence[str], limit_s: float
@@ -309,14 +316,21 @@ class Rental:
         provider = self._providers[offer.provider]
         lease = Lease(request.run, number, int(request.deadline), random_base32(5, self._randbelow))
         report("rent", f"asking for {_describe(offer)}", usd_per_h=micros_to_usd(offer.price_micros_per_h))
-        attempt = self._ledger.open_attempt(
-            lease,
-            offer,
-            renter=request.renter,
-            at=self._clock.now(),
-            controller=request.controller,
-            lease_s=request.lease_s,
-        )
+        asked = self._asked(request, offer, report)
+        try:
+            attempt = self._ledger.open_attempt(
+                lease,
+                offer,
+                renter=request.renter,
+                at=self._clock.now(),
+                controller=request.controller,
+                lease_s=request.lease_s,
+                asked=asked,
+            )
+        except BudgetError as exc:
+            exc.message = f"passed over: {exc.message}"
+            self._ledger.record_passed_over(_passed_over(request.run, offer, exc, self._clock.now()))
+            raise
         pod_id = self._create(provider, offer, attempt, request, lease)
         try:
             self._ledger.record_pod(attempt.id, pod_id, self._clock.now())
@@ -470,6 +484,7 @@ class Rental:
             now = self._clock.now()
             if pod is not None:
                 meter.note(pod, asked, now)
+                self._refuse_dearer(meter.attempt)
                 if pod.state is PodState.RUNNING and pod.address is not None:
                     return pod
                 if pod.state in (PodState.FAILED, PodState.STOPPED):
@@ -486,6 +501,18 @@ class Rental:
                 raise NotReadyError(f"pod {short(pod_id)} was not up within {timing.start_limit_s:.0f} s")
             running = pod is not None and pod.state is PodState.RUNNING
             self._clock.sleep(pause_s(now - started, timing.poll_s, running=running))
+
+    def _refuse_dearer(self, attempt: AttemptRecord) -> None:
+        """Raises BudgetError when a starting pod turns out to be dearer than the run may pay.
+
+        One that was accepted before is at work: its own watch ends it in order.
+        """
+        lease, now = parse_lease(attempt.lease_name), self._clock.now()
+        if attempt.ready is not None or lease is None:
+            return
+        why = too_dear(attempt) or beyond_means(self._ledger.attempts(attempt.run), lease.deadline, now)
+        if why:
+            raise BudgetError(why, price_micros_per_h=attempt.price_now)
 
     def _look(self, provider: Provider, pod_id: str) -> Pod | None:
         """One look at a starting pod; a passing fault is no news, so it reads as "not seen yet" only by raising."""

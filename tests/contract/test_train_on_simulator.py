@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import canaries
 import pytest
 from pennypod.ledger import Outcome
 from simulated import Simulator, simulator
-from workspace import Workspace
+from workspace import Workspace, wait_until
 
 pytestmark = pytest.mark.pod
 
@@ -63,3 +64,45 @@ def test_a_job_trains_on_a_simulated_cloud(
     assert {row["key_in"] for row in calls if row["endpoint"] == "vast.log_file"} <= {""}
     assert {row["key_in"] for row in calls if row["endpoint"] != "vast.log_file"} == {"header"}
     assert canaries.in_requests(keys.values(), asked) == []
+
+
+ENDLESS = """\
+mkdir -p runs/tiny/weights
+for epoch in $(seq 1 600); do
+  echo "epoch $epoch/600 loss 0.5"
+  sleep 1
+  python3 -c "
+import sys, zipfile
+with zipfile.ZipFile('runs/tiny/weights/part', 'w') as file:
+    file.writestr('w.npy', sys.argv[1].encode() * 1000)
+" "$epoch" && mv runs/tiny/weights/part runs/tiny/weights/best.npz
+done
+"""
+
+
+@pytest.mark.heavy
+def test_a_run_that_reaches_its_cap_midway_brings_its_checkpoint_home_before_the_destroy(
+    cloud: Workspace, sim: Simulator, keys: dict[str, str]
+) -> None:
+    (cloud.root / "code" / "train.sh").write_text(ENDLESS)
+    places = {"VAST_URL": sim.url, "RUNPOD_API_BASE_URL": f"{sim.url}/v2"}
+    limits = {"max_cost_usd": "0.05", "weights_early": "false"}
+    with ThreadPoolExecutor(1) as pool:
+        playing = pool.submit(cloud.play, job="tiny", provider="vast", env=keys | places, **limits)
+        logs = cloud.artifacts.glob
+        wait_until(lambda: any("epoch 3/" in log.read_text() for log in logs("*/train.log")), 200, "it trains")
+        (pod,) = sim.live()
+        sim.post("price", {"id": pod["id"], "usd_per_h": 2.0})
+        done = playing.result()
+    assert done.returncode != 0
+    document = cloud.document()
+    assert "stopped for its cost" in document["reason"], done.stdout + done.stderr
+    assert (document["outcome"], document["pods_still_billing"], sim.live()) == (Outcome.FAILED, 0, [])
+    (weights,) = [item for item in document["artifacts"] if item["kind"] == "weights"]
+    assert (Path(document["artifacts_dir"]) / weights["path"]).stat().st_size == weights["bytes"]
+    meter = {row["name"]: row["micros"] for row in sim.get("meter")["pods"]}
+    (attempt,) = document["attempts"]
+    assert attempt["price_usd_per_h"] > 2.0
+    assert meter[attempt["pod_name"]] <= 50_000
+    # Ours counts the rise since the look before it: at most one look's time too early.
+    assert meter[attempt["pod_name"]] <= attempt["cost_usd"] * 1e6 + 10 <= meter[attempt["pod_name"]] + 2e6 / 3600 * 32

@@ -120,6 +120,7 @@ def test_a_plan_rents_nothing(workspace: Workspace) -> None:
     ("extra", "said"),
     [
         ({"max_cost_usd": "0.0001"}, "over max_cost_usd"),
+        ({"max_cost_usd_per_day": "0.0001"}, "it would break max_cost_usd_per_day"),
         ({"max_price_usd_per_h": "0.01"}, "no offer fits"),
         ({"dataset": "/nowhere/at/all"}, "/nowhere/at/all"),
         ({"provider": "lunar"}, "lunar"),
@@ -129,7 +130,7 @@ def test_a_plan_rents_nothing(workspace: Workspace) -> None:
         ({"job": "No-Such"}, "lower-case"),
         ({"job": ""}, "job=NAME"),
     ],
-    ids=["cost", "price", "dataset", "provider", "job", "plan-only", "cost-word", "job-name", "no-job"],
+    ids=["cost", "day", "price", "dataset", "provider", "job", "plan-only", "cost-word", "job-name", "no-job"],
 )
 def test_wrong_input_is_one_line_and_rents_nothing(workspace: Workspace, extra: dict[str, str], said: str) -> None:
     done = workspace.play(**({"job": "tiny"} | extra))

@@ -12,6 +12,7 @@ from fakes import FakeClock, FakeLogin, FakeProvider, offer
 from pennypod.errors import TransientError
 from pennypod.guard import Guard
 from pennypod.ledger import AttemptRecord, AttemptState, Outcome, RunRecord, open_ledger
+from pennypod.model.admission import Caps
 from pennypod.model.ids import Lease
 from pennypod.rental import Rental, RentRequest
 from pennypod.settings import Settings
@@ -126,6 +127,21 @@ def test_the_deadline_ends_a_pod_whose_controller_lives(world: World) -> None:
     world.guard.tick(CONTROLLER, controller_alive=True)
     assert world.provider.live == {}
     assert world.ledger.run(RUN).reason == "the deadline passed"
+
+
+def test_a_run_that_has_used_up_its_caps_is_ended_though_its_controller_lives(world: World) -> None:
+    world.open_run()
+    deadline = world.clock.now() + 600
+    request = RentRequest(RUN, [offer(1, 360_000)], {}, 20, deadline, "key", renter=CONTROLLER, caps=Caps(run=60_000))
+    world.rental.rent(request, FakeLogin(), lambda *_a, **_k: None, lambda: None)
+    (attempt,) = world.ledger.attempts(RUN)
+    world.ledger.record_price(attempt.id, 3_600_000, world.clock.now())
+    world.clock.sleep(59)
+    assert world.guard.tick(CONTROLLER, controller_alive=True) is True
+    world.clock.sleep(2)
+    world.guard.tick(CONTROLLER, controller_alive=True)
+    assert world.provider.live == {}
+    assert "its money is used up" in (world.ledger.run(RUN).reason or "")
 
 
 def test_a_run_that_asked_for_it_outlives_its_controller_until_its_deadline(world: World) -> None:

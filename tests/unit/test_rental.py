@@ -24,6 +24,7 @@ from pennypod.errors import (
 )
 from pennypod.fuse import AFTER_DEADLINE_S, FuseState
 from pennypod.ledger import AttemptState, Ledger, RunRecord, open_ledger
+from pennypod.model.admission import Caps
 from pennypod.model.ids import parse_lease
 from pennypod.model.offer import FuseTerms, Offer, Order
 from pennypod.model.pod import PodState, SshAddress
@@ -364,16 +365,16 @@ def test_what_failed_attempts_have_cost_counts_towards_the_cap(world: World) -> 
 
     # Ten minutes: the first costs $0.05 for its minute, nine minutes of the second $0.99 more.
     offers = [offer(1, 3_000_000), offer(2, 6_600_000), offer(3, 600_000)]
-    assert climb(world, Slow(GateError("bad")), offers, max_cost_micros=1_000_000).attempt.machine_id == "machine-3"
+    assert climb(world, Slow(GateError("bad")), offers, caps=Caps(run=1_000_000)).attempt.machine_id == "machine-3"
     assert [attempt.machine_id for attempt in world.ledger.attempts(RUN)] == ["machine-1", "machine-3"]
 
 
 def test_an_offer_over_the_cap_is_passed_over_with_its_reason(world: World) -> None:
     with pytest.raises(LadderExhaustedError) as caught:
-        climb(world, FakeLogin(), [offer(1, 6_000_001)], max_cost_micros=1_000_000)
+        climb(world, FakeLogin(), [offer(1, 6_000_001)], caps=Caps(run=1_000_000))
     (rung,) = caught.value.details["attempts"]
     assert (rung["code"], world.provider.created) == ("over_budget", [])
-    assert climb(world, FakeLogin(), [offer(1, 6_000_000)], max_cost_micros=1_000_000).created
+    assert climb(world, FakeLogin(), [offer(1, 6_000_000)], caps=Caps(run=1_000_000)).created
 
 
 def test_traffic_counts_towards_the_cap(world: World) -> None:
@@ -382,7 +383,7 @@ def test_traffic_counts_towards_the_cap(world: World) -> None:
             world,
             FakeLogin(),
             [offer(1, 6_000_000)],
-            max_cost_micros=1_000_000,
+            caps=Caps(run=1_000_000),
             terms={"offer-1": Terms(traffic_micros=1)},
         )
 

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 SCHEMA_VERSION = 2
 
-UPGRADING, DESTROYING, RECEIPTS = (0x70656E6E79 + number for number in range(3))
+UPGRADING, DESTROYING, RECEIPTS, ADMITTING = (0x70656E6E79 + number for number in range(4))
 """Locks of whole subjects, where the database has such by number: what other programs in it do not use."""
 
 metadata = sa.MetaData()
@@ -82,6 +82,9 @@ attempts = sa.Table(
     sa.Column("fetched_bytes", sa.BigInteger),
     sa.Column("lease_s", sa.Double),
     sa.Column("fuse", sa.JSON),
+    sa.Column("worst_case_micros", sa.BigInteger),
+    sa.Column("allowance_micros", sa.BigInteger),
+    sa.Column("price_cap_micros_per_h", sa.BigInteger),
     sa.UniqueConstraint("run", "attempt"),
 )
 

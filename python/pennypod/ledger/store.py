@@ -19,6 +19,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 
 from pennypod.errors import FencedError, InputError, PennypodError
 from pennypod.ledger import schema
+from pennypod.ledger.commitments import committed
 from pennypod.ledger.engine import open_engine
 from pennypod.ledger.records import (
     FINAL_STATES,
@@ -34,6 +35,7 @@ from pennypod.ledger.records import (
     WeightsState,
 )
 from pennypod.ledger.upgrade import bring_up_to_date
+from pennypod.model.admission import DAY_S, Asked, Committed, admit
 from pennypod.model.ids import Lease
 from pennypod.model.offer import Offer
 from pennypod.model.pod import SshAddress
@@ -265,15 +267,24 @@ class Ledger:
         at: float,
         controller: str | None = None,
         lease_s: float = 0.0,
+        asked: Asked | None = None,
     ) -> AttemptRecord:
-        """Journal the intent to rent. Raises FencedError when the run was taken away or already has a live attempt."""
+        """Journal the intent to rent. Raises FencedError when the run was taken away or already has a live attempt.
+
+        With `asked`, raises BudgetError when the pod would break a cap, by all that is spent and committed at this
+        moment: of two that are admitted at once, the second one sees the first.
+        """
         with self._transaction() as tx:
-            _refuse_fenced(_run(tx, lease.run, lock=True), controller)
+            if asked is not None:
+                _lock(tx, schema.ADMITTING)
+            run = _run(tx, lease.run, lock=True)
+            _refuse_fenced(run, controller)
             live = [attempt for attempt in _attempts(tx, lease.run) if not attempt.final]
             if live:
                 raise FencedError(
                     f"run {lease.run} already has a pod that is not proven gone ({live[0].lease_name}): renting nothing"
                 )
+            allowance = None if asked is None else admit(asked, _committed(tx, run, offer.provider, at))
             tx.execute(
                 schema.attempts.insert().values(
                     run=lease.run,
@@ -288,6 +299,9 @@ class Ledger:
                     disk_micros_per_h=offer.disk_micros_per_h,
                     traffic_in_micros_per_gb=offer.traffic_down_micros_per_gb,
                     traffic_out_micros_per_gb=offer.traffic_up_micros_per_gb,
+                    worst_case_micros=None if asked is None else asked.worst_micros,
+                    allowance_micros=allowance,
+                    price_cap_micros_per_h=None if asked is None else asked.caps.price,
                     renter=renter,
                     state=AttemptState.INTENT.value,
                     intended=at,
@@ -295,6 +309,11 @@ class Ledger:
                 )
             )
             return _attempts(tx, lease.run)[-1]
+
+    def committed(self, run: str, provider: str, now: float) -> Committed:
+        """What is spent and committed when `run` asks for one more pod at `provider`: to know, not to rely on."""
+        with self._transaction() as tx:
+            return _committed(tx, _run(tx, run), provider, now)
 
     def record_pod(self, attempt_id: int, pod_id: str, at: float) -> None:
         """The create call answered: keep the id before anything else is done with it."""
@@ -613,6 +632,20 @@ def _refuse_while_renting(run: str, attempts: Sequence[AttemptRecord], alive: Ca
                 " command: try again when that has ended",
                 controller=attempt.renter,
             )
+
+
+def _committed(tx: Connection, run: RunRecord, provider: str, now: float) -> Committed:
+    runs, attempts = schema.runs, schema.attempts
+    counts = sa.or_(
+        runs.c.job == run.job,
+        runs.c.closed.is_(None),
+        attempts.c.state.not_in(FINAL_STATES),
+        attempts.c.intended > now - DAY_S,
+    )
+    names = sa.select(attempts.c.run).join(runs, runs.c.run == attempts.c.run).where(counts).scalar_subquery()
+    found = [RunRecord(**_columns(row)) for row in tx.execute(sa.select(runs).where(runs.c.run.in_(names)))]
+    rows = tx.execute(sa.select(attempts).where(attempts.c.run.in_(names)).order_by(attempts.c.id))
+    return committed(run, provider, found, [_as_attempt(row) for row in rows], now)
 
 
 def _as_attempt(row: sa.Row[Any]) -> AttemptRecord:

@@ -34,6 +34,7 @@ class ControlApi:
             ("GET", "requests"): self._requests,
             ("DELETE", "requests"): self._forget_requests,
             ("POST", "balance"): self._set_balance,
+            ("POST", "price"): self._set_price,
         }
         name = request.path.removeprefix("/_sim").strip("/")
         page = pages.get((request.method, name))
@@ -113,6 +114,15 @@ class ControlApi:
         now = self.world.clock.now()
         account.credit = round(float(body["usd"]) * 1_000_000) + account.tab.micros(now)
         return Reply(200, {"provider": account.provider, "balance_micros": account.balance(now)})
+
+    def _set_price(self, request: Request) -> Reply:
+        """{"id": "...", "usd_per_h": 0.9}: what a live pod's GPUs cost from now on, its disk apart."""
+        body = _object(request)
+        pod = next((pod for pod in self.world.all_pods() if pod.id == str(body["id"]) and pod.alive), None)
+        if pod is None:
+            raise InputError(f"there is no live pod {body['id']}")
+        self.world.set_price(pod, float(body["usd_per_h"]))
+        return Reply(200, {"id": pod.id, "rate_micros_per_h": round(pod.meter.rate / 1000)})
 
     # --- time ---------------------------------------------------------------------------------------------------------
 

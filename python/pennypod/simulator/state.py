@@ -313,6 +313,18 @@ class World:
         self.stop(pod)
         self.start(pod)
 
+    def set_price(self, pod: Pod, usd_per_h: float) -> None:
+        """From now on the pod's GPUs cost another price, as when a host asks for more and gets it."""
+        if usd_per_h < 0:
+            raise InputError("a price is never negative")
+        if pod.provider == VAST:
+            pod.details["dph_base"] = usd_per_h
+        else:
+            pod.details["rate"] = usd_per_h
+            pod.details["full_rate"] = nanos(str(usd_per_h)) + runpod_disk(pod, True)
+        if any(item.kind == "gpu" and item.end is None for item in pod.meter.segments):
+            pod.meter.set_rate("gpu", nanos(str(usd_per_h)), self.clock.now())
+
     def keys_changed(self, pod: Pod) -> None:
         self._later(pod, lambda: self.backend.set_keys(pod))
 

@@ -70,13 +70,15 @@ def watch(
     should_stop: Callable[[], None],
     on_checkpoint: Callable[[RemoteFile], None] | None = None,
     why_gone: Callable[[], str] = lambda: "",
+    out_of_money: Callable[[], str] = lambda: "",
 ) -> TrainingResult:
     """Follow the training to its end, with its log growing in `plan.log_path`.
 
-    Raises TrainingError (`details["reason"]`: exit, signal, supervisor_gone, tmux_gone, hung, stalled, deadline,
+    Raises TrainingError (`details["reason"]`: exit, signal, supervisor_gone, tmux_gone, hung, stalled, deadline, money,
     failed_to_start, no_status, pod_gone), SshError when the pod stays out of reach for `ssh_patience_s`, and whatever
     `should_stop` raises. `why_gone` asks the provider when the line is lost: what it answers, unless empty, ends the
-    watch at once. A stalled or overdue trainer gets TERM and a few seconds first, so that its files are whole.
+    watch at once. `out_of_money` says why no more may be spent, "" while more may. A trainer that stalls, is overdue or
+    too dear gets TERM and a few seconds first, so that its files are whole.
     """
 
     def attach(log: LocalLog) -> Frames:
@@ -99,7 +101,7 @@ def watch(
         # Beside the watch, which must not wait for a login.
         threading.Thread(target=send_term, args=(pid,), daemon=True).start()
 
-    return Watcher(plan, attach, stop, events, clock, should_stop, on_checkpoint, why_gone).run()
+    return Watcher(plan, attach, stop, events, clock, should_stop, on_checkpoint, why_gone, out_of_money).run()
 
 
 @dataclass(slots=True)
@@ -121,6 +123,7 @@ class Watcher:
     should_stop: Callable[[], None]
     on_checkpoint: Callable[[RemoteFile], None] | None = None
     why_gone: Callable[[], str] = lambda: ""
+    out_of_money: Callable[[], str] = lambda: ""
 
     log: LocalLog = field(init=False)
     tally: Tally = field(init=False, default_factory=Tally)
@@ -201,6 +204,8 @@ class Watcher:
         if deadline is not None and now >= deadline and self.stopping is None:
             lost = f" and the pod has been out of reach for {now - self.contact_at:.0f} s" if self.failures else ""
             self._stop("deadline", f"the training was stopped: its wallclock budget is used up{lost}")
+        if self.stopping is None and (why := self.out_of_money()):
+            self._stop("money", f"the training was stopped for its cost: {why}")
         if self.stopping is not None and now >= self.stopping.give_up_at:
             raise self._error(self.stopping.message, self.stopping.reason)
 
