@@ -44,6 +44,7 @@ def test_a_job_trains_on_a_simulated_cloud(
     assert document["provider"] in ("vast", "runpod")
     assert sim.live() == []
     assert document["ssh"]["host_key"] == "attested"
+    assert (document["fuse"]["armed"], document["fuse"]["has_key"], document["fuse"]["renewable"]) == (True, True, True)
     meter = {pod["name"]: pod["micros"] for pod in sim.get("meter")["pods"]}
     for attempt in document["attempts"]:
         # This job is over in seconds: a percent is meant of a run that lasts a minute.
