@@ -222,14 +222,12 @@ def watch(guard: Guard, controller: str, clock: Clock, log: Log) -> None:
 
 
 def _wait_alive(fd: int | None, controller: str, seconds: float, clock: Clock) -> bool:
-    if fd is None:
-        return False
-    poller = select.poll()
-    poller.register(fd, select.POLLIN)
-    if not processes.is_alive(controller):
+    if fd is None or not processes.is_alive(controller):
         # Nothing will wake us any more: the pause between two tries has to be slept.
         clock.sleep(min(seconds, _MAX_BACKOFF_S) if seconds > _TICK_S else 0.2)
         return False
+    poller = select.poll()
+    poller.register(fd, select.POLLIN)
     return not poller.poll(seconds * 1000)
 
 

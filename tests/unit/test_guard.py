@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from fakes import FakeClock, FakeLogin, FakeProvider, offer
 from pennypod.errors import TransientError
-from pennypod.guard import Guard
+from pennypod.guard import Guard, watch
 from pennypod.ledger import AttemptRecord, AttemptState, Outcome, RunRecord, open_ledger
 from pennypod.model.admission import Caps
 from pennypod.model.ids import Lease
@@ -190,6 +191,24 @@ def test_an_api_that_is_down_only_delays_the_end(world: World) -> None:
     assert world.guard.tick(CONTROLLER, controller_alive=False) is True
     world.provider.destroy_faults = []
     assert world.guard.tick(CONTROLLER, controller_alive=False) is False
+
+
+def test_a_guard_whose_controller_died_before_it_was_watched_pauses_between_its_tries(world: World) -> None:
+    """There is no pidfd to wait on then; without a pause it would ask the provider as fast as it can."""
+    world.open_run()
+    world.rent()
+    times: list[float] = []
+
+    class Failing(Guard):
+        def tick(self, controller: str, controller_alive: bool) -> bool:
+            times.append(world.clock.now())
+            assert not controller_alive
+            return len(times) < 6
+
+    guard = Failing(world.settings, world.ledger, world.rental, world.clock, world.lines.append)
+    watch(guard, CONTROLLER, world.clock, world.lines.append)
+    pauses = [later - earlier for earlier, later in pairwise(times)]
+    assert pauses == pytest.approx([2, 4, 8, 10, 10])
 
 
 def test_a_finished_run_gives_the_guard_nothing_to_do(world: World) -> None:
