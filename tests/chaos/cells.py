@@ -10,6 +10,8 @@ import random
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from pennypod.proof import LONGEST_PAUSE_S
+
 # What the bounds are made of, as the matrix runs it. The guarantees' page states them for the default settings.
 REACTION_S = 12.0
 """The guard sees its controller end at once; then it takes one call to destroy. A busy machine needs the rest."""
@@ -27,8 +29,8 @@ POD_LEASE_S = 45.0
 FUSE_TAKES_S = 20.0
 """A pod may start a little after the event, and the fuse looks at its lease now and then."""
 OUTAGE_S = 15.0
-BACKOFF_S = 60.0
-"""The longest pause between two tries of the guard."""
+BACKOFF_S = 10.0 + LONGEST_PAUSE_S
+"""The guard's longest pause between two looks, and the pace that all destroy calls for a pod keep together."""
 NOTICE_S = 30.0
 """How long the jobs of the matrix put up with a pod that does not answer, and a little more."""
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import requests
-from chaos.cells import LISTING_LAG_S, PROVIDERS, Ring
+from chaos.cells import BACKOFF_S, LISTING_LAG_S, PROVIDERS, Ring
 from chaos.verdict import Result
 from fakes import FakeLogin
 from pennypod.clock import Clock
@@ -37,7 +37,7 @@ from simulated import KEYS, PUBLIC_KEY, SimulatedClock, Simulator
 
 LEASE_S = 1800.0
 WORK_S = 600.0
-LONGEST_PAUSE_S = 60.0
+GUARD_PAUSE_S = 10.0
 """The guard's longest pause between two tries."""
 SURVIVORS = ("guard", "sweep", "sweep elsewhere")
 _BASE32 = "abcdefghijklmnopqrstuvwxyz234567"
@@ -323,7 +323,7 @@ class _Life:
             except PennypodError:
                 pass
             failures += 1
-            self.clock.sleep(min(2.0**failures, LONGEST_PAUSE_S))
+            self.clock.sleep(min(2.0**failures, GUARD_PAUSE_S))
 
     # --- what it showed -----------------------------------------------------------------------------------------------
 
@@ -334,7 +334,7 @@ class _Life:
     def _bound_s(self, died_at: float) -> float:
         lasts = FAULTS[self.cell.fault].lasts_s
         if self.cell.survivor == "guard":
-            return LISTING_LAG_S + LONGEST_PAUSE_S + lasts
+            return LISTING_LAG_S + BACKOFF_S + lasts
         return max(0.0, self.deadline - died_at) + INTERVAL_S + LISTING_LAG_S + lasts
 
     def verdict(self, step: str, died_at: float | None) -> Death:

@@ -15,6 +15,7 @@ import argparse
 import json
 import os
 import platform
+import random
 import signal
 import subprocess
 import sys
@@ -98,7 +99,9 @@ def chosen(options: argparse.Namespace) -> list[AnyCell]:
     cells: list[AnyCell] = [] if options.only_kills else [*matrix(), *ghost_matrix()]
     if options.match:
         cells = [cell for cell in cells if options.match in cell.name]
-    return cells + [random_kill(options.seed + number) for number in range(options.kills)]
+    cells += [random_kill(options.seed + number) for number in range(options.kills)]
+    random.Random(0).shuffle(cells)  # a part of them, when the time is over, is then a sample
+    return cells
 
 
 def known(file: Path) -> dict[str, dict[str, Any]]:
