@@ -6,6 +6,7 @@ in the step that marks the attempt as gone, and whatever is not proven stays on 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -133,6 +134,21 @@ class Endings:
             self._ledger.record_pod(attempt.id, pod_id, self._clock.now())
         except FencedError:
             return  # another actor wrote the same id first
+
+    def settle(self, attempt: AttemptRecord) -> bool:
+        """Find out what became of a create call whose caller is dead; returns whether there is a pod of it.
+
+        The ledger knows then: the pod's id, or that there never was one.
+        """
+        if attempt.pod_id is None and not attempt.final:
+            pod_id = self.find_by_name(self._provider(attempt), attempt.lease_name)
+            if pod_id is not None:
+                self.adopt(attempt, pod_id)
+            else:
+                why = "its renter died before the create call"
+                with contextlib.suppress(FencedError):  # somebody else was quicker
+                    self._ledger.record_never(attempt.id, "interrupted", why, self._clock.now())
+        return not self._now(attempt).final
 
     def _begin(self, ending: Ending, report: Report) -> Proof | None:
         """Put the wish on record; None when there is nothing to end."""

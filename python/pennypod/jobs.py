@@ -24,13 +24,19 @@ def known_jobs(folder: Path) -> list[str]:
     return sorted({path.stem.removeprefix(_PREFIX) for path in files})
 
 
-def load_job(folder: Path, name: str) -> dict[str, Any]:
-    """The variables of one job. Raises InputError for an unknown name or a malformed file, naming file and line."""
+def job_file(folder: Path, name: str) -> Path:
+    """Where a job is written down. Raises InputError for an unknown name."""
     check_job_name(name)
     path = next((p for s in _SUFFIXES if (p := folder / f"{_PREFIX}{name}{s}").is_file()), None)
     if path is None:
         known = ", ".join(known_jobs(folder)) or "none"
         raise InputError(f"unknown job {name!r}: known jobs are {known}; a job is a file {folder}/{_PREFIX}NAME.yml")
+    return path
+
+
+def load_job(folder: Path, name: str) -> dict[str, Any]:
+    """The variables of one job. Raises InputError for an unknown name or a malformed file, naming file and line."""
+    path = job_file(folder, name)
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except yaml.MarkedYAMLError as exc:

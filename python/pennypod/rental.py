@@ -554,6 +554,10 @@ class Rental:
         """End pods side by side; what became of each. `release` holds back those with something left to save."""
         return self._endings.end_all(endings, report, patience_s, release)
 
+    def settle(self, attempt: AttemptRecord) -> bool:
+        """Find out what became of a create call whose caller is dead; returns whether there is a pod of it."""
+        return self._endings.settle(attempt)
+
     def _attempt(self, attempt: AttemptRecord) -> AttemptRecord:
         return next(record for record in self._ledger.attempts(attempt.run) if record.id == attempt.id)
 

@@ -19,6 +19,7 @@ ELSEWHERE = {
     "ansible <run> -m ansible.builtin.ping": "test_billing_view.py, on a pod that is up",
     "pennypod ssh <run> --print": "test_billing_view.py, on a pod that is up",
     "pennypod sentinel --interval 5m": "tests/contract/test_ring_two.py, where it ends no other test's pods",
+    "pennypod serve": "tests/unit/test_webhooks.py and tests/integration/test_serve.py: it serves until it is stopped",
     "make setup": "the first step of make test",
     "ansible-playbook playbooks/resume.yml -e run=<run>": "test_resume.py",
     "ansible-playbook train.yml -e job=demo -e detach=true": "test_detach.py, with a cron of its own",

@@ -180,6 +180,21 @@ def test_a_chosen_run_that_has_rented_is_resumed_and_not_started_again(world: Wo
         world.ledger.open_or_adopt_run(chosen(world, run=RUN), nobody)
 
 
+def test_a_chosen_run_whose_tries_came_to_nothing_may_be_started_again(world: World) -> None:
+    attempt, _ = world.intend()
+    assert not world.rental.settle(attempt)
+    assert world.ledger.attempts(RUN)[0].state is AttemptState.NEVER
+    assert not world.ledger.open_or_adopt_run(chosen(world, run=RUN), nobody)
+
+
+def test_a_create_that_nobody_saw_answered_is_settled_by_the_pods_name(world: World) -> None:
+    attempt, name = world.intend()
+    world.provider.rent(offer(1), Order(name, "", 20, "key", 0))
+    assert world.rental.settle(attempt)
+    assert world.ledger.attempts(RUN)[0].pod_id == "pod-1"
+    assert list(world.provider.live) == ["pod-1"]
+
+
 def test_a_chosen_id_of_another_job_is_refused(world: World) -> None:
     with pytest.raises(InputError, match="is one of job demo"):
         world.ledger.open_or_adopt_run(chosen(world, run=RUN, job="fdi"), nobody)

@@ -16,6 +16,7 @@ from pennypod.cli.live import live
 from pennypod.cli.offers import offers
 from pennypod.cli.runs import report, ssh
 from pennypod.cli.sample_data import sample_data
+from pennypod.cli.serve import serve
 from pennypod.cli.sweep import sentinel, sweep
 from pennypod.cli.verify import verify
 from pennypod.errors import PennypodError, UnprovenError
@@ -72,5 +73,18 @@ def main() -> None:
     """
 
 
-for command in (doctor, ledger, live, offers, report, sample_data, sentinel, simulate, ssh, sweep, verify):
+for command in (
+    doctor,
+    ledger,
+    live,
+    offers,
+    report,
+    sample_data,
+    sentinel,
+    serve,
+    simulate,
+    ssh,
+    sweep,
+    verify,
+):
     main.add_command(command)

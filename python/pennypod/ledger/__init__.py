@@ -14,9 +14,10 @@ from pennypod.ledger.records import (
     WeightsAtEnd,
     WeightsState,
 )
-from pennypod.ledger.store import Ledger, LedgerError, open_ledger
+from pennypod.ledger.store import ABANDONED, Ledger, LedgerError, open_ledger
 
 __all__ = [
+    "ABANDONED",
     "FINAL_STATES",
     "STAGES",
     "ArtifactRecord",

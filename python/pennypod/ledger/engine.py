@@ -21,12 +21,13 @@ def open_engine(database_url: str) -> Engine:
     url = make_url(database_url)
     engine = sa.create_engine(url, pool_pre_ping=True)
     if url.get_backend_name() == "sqlite":
-        _prepare_sqlite_file(url.database)
+        prepare_sqlite_file(url.database)
         _use_sqlite_safely(engine)
     return engine
 
 
-def _prepare_sqlite_file(database: str | None) -> None:
+def prepare_sqlite_file(database: str | None) -> None:
+    """Make the file of an SQLite database, and its folder, for the owner only."""
     if not database or database == ":memory:":
         return
     path = Path(database)

@@ -42,7 +42,8 @@ from pennypod.model.pod import SshAddress
 from pennypod.receipts import GENESIS, Sealer, receipt_document
 from pennypod.settings import Settings
 
-_ABANDONED = "its command ended before anything was rented"
+# Why a run was closed of which nobody knows whether it will be asked for again.
+ABANDONED = "its command ended before anything was rented"
 
 
 class LedgerError(PennypodError):
@@ -104,9 +105,9 @@ class Ledger:
     def open_or_adopt_run(self, record: RunRecord, alive: Callable[[str], bool]) -> bool:
         """Write down a run whose id somebody else has chosen; returns whether it is new.
 
-        Asked for again with the same id, it stays one run: `record.controller` takes it over as long as it has rented
-        nothing, also when it was closed as abandoned meanwhile. Raises FencedError while its controller is alive and
-        once it has rented, was stopped or is over, and InputError when the id belongs to another job.
+        Asked for again with the same id, it stays one run: `record.controller` takes it over as long as it has no pod
+        and never had one that was usable, also when it was closed as abandoned meanwhile. Raises FencedError while its
+        controller is alive and once it has a pod, was stopped or is over, and InputError when it is another job's.
         """
         with self._transaction() as tx:
             row = tx.execute(sa.select(schema.runs).where(schema.runs.c.run == record.run).with_for_update()).first()
@@ -116,14 +117,14 @@ class Ledger:
             before = RunRecord(**_columns(row))
             if before.job != record.job:
                 raise InputError(f"run {record.run} is one of job {before.job}, not of {record.job}")
-            if before.fenced_reason != _ABANDONED:
+            if before.fenced_reason != ABANDONED:
                 _refuse_fenced(before)
             if before.controller != record.controller and alive(before.controller):
                 raise FencedError(
                     f"run {record.run} is being worked on by process {before.controller.partition(':')[0]}",
                     controller=before.controller,
                 )
-            if _attempts(tx, record.run):
+            if any(not attempt.final or attempt.ready is not None for attempt in _attempts(tx, record.run)):
                 raise FencedError(f"run {record.run} has rented before: playbooks/resume.yml goes on with it")
             _update_run(
                 tx,
@@ -251,8 +252,8 @@ class Ledger:
         closed = []
         for run in abandoned:
             # The fence comes first: should its command be alive after all, it can open no attempt from here on.
-            if self.fence(run.run, _ABANDONED, controller=run.controller) and not self.attempts(run.run):
-                self.close_run(run.run, Outcome.CANCELLED, _ABANDONED, at)
+            if self.fence(run.run, ABANDONED, controller=run.controller) and not self.attempts(run.run):
+                self.close_run(run.run, Outcome.CANCELLED, ABANDONED, at)
                 closed.append(run.run)
         return closed
 
@@ -495,6 +496,13 @@ class Ledger:
         """Every attempt, of every run, that is not proven over: what may be billing by our own record."""
         table = schema.attempts
         query = sa.select(table).where(table.c.state.not_in(FINAL_STATES)).order_by(table.c.id)
+        with self._transaction() as tx:
+            return [_as_attempt(row) for row in tx.execute(query)]
+
+    def attempts_since(self, since: float) -> list[AttemptRecord]:
+        """Every attempt, of every run, that billed at some moment since then, or may bill now."""
+        table = schema.attempts
+        query = sa.select(table).where(sa.or_(table.c.gone.is_(None), table.c.gone >= since)).order_by(table.c.id)
         with self._transaction() as tx:
             return [_as_attempt(row) for row in tx.execute(query)]
 

@@ -1,0 +1,240 @@
+"""The orchestrator at work: takes deliveries, lets runs in, carries them out, tells. Floor 3.
+
+One event loop (the web server's) runs everything; what blocks is done in threads. The service is made to crash: every
+promise is on disk before it is given, so stopping it is no different from killing it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import logging
+import secrets
+from collections.abc import Awaitable, Callable, Mapping
+from typing import IO
+
+from pennypod.clock import Clock, SystemClock
+from pennypod.errors import InputError
+from pennypod.ledger import Ledger, open_ledger
+from pennypod.model.ids import new_run_id
+from pennypod.orchestrator import workflow
+from pennypod.orchestrator.config import Config
+from pennypod.orchestrator.limits import Buckets
+from pennypod.orchestrator.notices import Notices
+from pennypod.orchestrator.payload import Callback, JobCatalog, TrainCancel, TrainStart
+from pennypod.orchestrator.playbooks import AnsiblePlaybooks, Playbooks
+from pennypod.orchestrator.problems import ProblemError
+from pennypod.orchestrator.signing import Delivery
+from pennypod.orchestrator.steps import Steps
+from pennypod.orchestrator.store import RUNNING, Taken, open_store
+from pennypod.orchestrator.watching import Judge, WaitingRoom
+from pennypod.providers.base import Provider
+from pennypod.providers.registry import all_providers
+from pennypod.settings import Settings
+
+LOCAL_WORKER = "local"
+_TICK_S = 1.0
+_NOTICES_S = 2.0
+_HOUSEKEEPING_S = 600.0
+_BEAT_S = 5.0
+SILENT_S = 30.0
+_LOG = logging.getLogger("pennypod.orchestrator")
+
+
+class Service:
+    """Made before the server starts; `start` is called in its event loop. There is no stopping it: see server.py."""
+
+    def __init__(
+        self,
+        config: Config,
+        settings: Settings,
+        *,
+        clock: Clock | None = None,
+        ledger: Ledger | None = None,
+        playbooks: Playbooks | None = None,
+        providers: Mapping[str, Provider] | None = None,
+    ) -> None:
+        self.shared = settings.ledger_file is None
+        # One orchestrator per SQLite home: whatever its port, a restart finds what the process before has left.
+        self.config = config if self.shared else config.model_copy(update={"worker": LOCAL_WORKER})
+        self.settings = settings
+        self.clock = clock or SystemClock()
+        self.limits = config.limits
+        self.ledger = ledger or open_ledger(settings)
+        self.store = open_store(_database(settings, "orchestrator"))
+        self.providers = all_providers(settings) if providers is None else providers
+        self.catalog = JobCatalog(config.root / "group_vars", frozenset(config.file.jobs))
+        self.notices = Notices(self.config, self.store, self.clock)
+        self.room = WaitingRoom()
+        self.starts = Buckets(config.file.limits.as_rate())
+        self._wake = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._errands: set[asyncio.Task[bool]] = set()
+        self._lock: IO[bytes] | None = None
+        self._heard = 0
+        self.ticked_at = 0.0
+        self.steps = Steps(
+            settings=settings,
+            store=self.store,
+            ledger=self.ledger,
+            providers=self.providers,
+            playbooks=playbooks or AnsiblePlaybooks(settings, config.root),
+            notices=self.notices,
+            clock=self.clock,
+            artifacts_dir=config.file.artifacts_dir or str(config.root / "artifacts"),
+        )
+        judge = Judge(settings, self.ledger, self.store, self.providers, self.clock)
+        self.runs = workflow.Runs(self.steps, judge, self.room, launches=self.limits.running, poll_s=config.file.poll_s)
+
+    # --- life -------------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Raises InputError when another orchestrator already works on this home."""
+        if not self.shared:
+            self._lock = _lock(self.settings)
+        workflow.configure(_database(self.settings, "workflows"), self.config.worker)
+        self._heard, _ = await asyncio.to_thread(self.store.wakes_since, 0)
+        workflow.launch()
+        for run in await asyncio.to_thread(self.store.running_of, self.config.worker):
+            await self.runs.start(run)
+        loops: list[tuple[Callable[[], Awaitable[None]], float]] = [
+            (self._tick, _TICK_S),
+            (self._send_notices, _NOTICES_S),
+            (self._housekeep, _HOUSEKEEPING_S),
+        ]
+        if self.shared:
+            await self._beat()
+            loops.append((self._beat, _BEAT_S))
+        for work, every_s in loops:
+            self._tasks.append(asyncio.create_task(self._forever(work, every_s), name=work.__name__))
+
+    async def _forever(self, work: Callable[[], Awaitable[None]], every_s: float) -> None:
+        while True:
+            try:
+                await work()
+            except Exception:  # noqa: BLE001 - the loops outlive every surprise; it is logged and tried again
+                _LOG.exception("%s went wrong, trying again", work.__name__)
+            if work == self._tick:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._wake.wait(), every_s)
+                self._wake.clear()
+            else:
+                await asyncio.sleep(every_s)
+
+    async def _tick(self) -> None:
+        """Let in who fits, pass on what was said to runs, notice what has happened to them."""
+        now = self.clock.now()
+        for run in await asyncio.to_thread(self.store.admit, self.limits, self.config.worker, now):
+            await self.runs.start(run)
+        heard, woken = await asyncio.to_thread(self.store.wakes_since, self._heard)
+        self._heard = heard
+        await asyncio.to_thread(self._observe)
+        for run in woken:
+            self.room.wake(run)
+        self.ticked_at = now
+
+    def _observe(self) -> None:
+        for request in self.store.requests(RUNNING):
+            if request.cancel_requested is not None:
+                self.steps.cancel(request.run, request.cancel_reason or "cancelled")
+            self.steps.tell_progress(request.run)
+
+    async def _send_notices(self) -> None:
+        await asyncio.to_thread(self.notices.send_due)
+
+    async def _housekeep(self) -> None:
+        await asyncio.to_thread(self.store.forget_old_deliveries, self.clock.now())
+
+    async def _beat(self) -> None:
+        """Say that we live; take over from workers that have said nothing for a while."""
+        now = self.clock.now()
+        await asyncio.to_thread(self.store.beat, self.config.worker, now)
+        silent = await asyncio.to_thread(self.store.take_from_silent, self.config.worker, now - SILENT_S)
+        if silent:
+            _LOG.warning("taking over from %s", ", ".join(silent))
+            await asyncio.to_thread(workflow.recover, silent)
+            for run in await asyncio.to_thread(self.store.running_of, self.config.worker):
+                await self.runs.start(run)
+
+    # --- what the web server asks for ---------------------------------------------------------------------------------
+
+    async def take(self, delivery: Delivery, wish: TrainStart | TrainCancel) -> Taken:
+        """Accept a checked delivery. What it asks for is on disk when this returns. Raises ProblemError."""
+        now = self.clock.now()
+        if isinstance(wish, TrainCancel):
+            taken = await asyncio.to_thread(self.store.take_cancel, delivery, wish.run, job=wish.job, now=now)
+        else:
+            wait_s = self.starts.take(delivery.source, now)
+            if wait_s:
+                raise ProblemError("rate_limited", "too many starts from this source", retry_after_s=wait_s)
+            order = self.catalog.order(wish)
+            taken = await asyncio.to_thread(
+                self.store.take_start,
+                delivery,
+                order,
+                new_run=lambda: new_run_id(order.job, now, secrets.randbelow),
+                provider=self.config.file.provider,
+                token=secrets.token_urlsafe(32),
+                limits=self.limits,
+                now=now,
+            )
+        self._wake.set()
+        return taken
+
+    async def check_callback_token(self, run: str, token: str) -> None:
+        """Raises ProblemError token_invalid, for a run that is not here too: who guesses learns nothing."""
+        try:
+            wanted = (await asyncio.to_thread(self.store.request, run)).callback_token
+        except ProblemError:
+            wanted = ""
+        if not wanted or not secrets.compare_digest(token.encode(), wanted.encode()):
+            raise ProblemError("token_invalid", "this token is not that of this run")
+
+    async def take_callback(self, run: str, callback: Callback) -> None:
+        """Write down what the training side says of its own run, and look at the run at once."""
+        words = ", ".join(f"{name}={value}" for name, value in callback.data.items())
+        await asyncio.to_thread(self.store.record_callback, run, callback.event, words, self.clock.now())
+        self._wake.set()
+
+    async def cancel(self, run: str, reason: str) -> None:
+        await asyncio.to_thread(self.store.cancel, run, reason, self.clock.now())
+        self._wake.set()
+
+    async def destroy(self, run: str, reason: str) -> None:
+        """End a run's pods: by its workflow, or here when a command has started it. Raises ProblemError."""
+        try:
+            await self.cancel(run, reason)
+        except ProblemError as problem:
+            if problem.code not in ("unknown_run", "run_over"):
+                raise
+            if not await asyncio.to_thread(self.steps.is_known, run):
+                raise
+            task = asyncio.create_task(asyncio.to_thread(self.steps.end_pods, run, reason))
+            self._errands.add(task)
+            task.add_done_callback(self._errands.discard)
+
+    def is_ready(self) -> bool:
+        return bool(self._tasks) and self.clock.now() - self.ticked_at < 30 * _TICK_S
+
+
+def _database(settings: Settings, name: str) -> str:
+    """Beside the ledger: in the same server's database, or in a file of its own in the home."""
+    if settings.ledger_file is None:
+        return settings.database_url
+    return f"sqlite:///{settings.home / name}.sqlite3"
+
+
+def _lock(settings: Settings) -> IO[bytes]:
+    """Held for as long as the process lives."""
+    settings.home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    file = (settings.home / "serve.lock").open("wb")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as exc:
+        file.close()
+        raise InputError(
+            f"another pennypod serve works on {settings.home}: stop it, or share a PostgreSQL database"
+            " (PENNYPOD_DATABASE_URL) between the two"
+        ) from exc
+    return file
