@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pennypod.errors import InputError, PennypodError, ProviderError
+from pennypod.glance import nothing_open
 from pennypod.model.ids import PREFIX, Lease, parse_lease
 from pennypod.model.meter import PodMeter
 from pennypod.model.money import micros_to_usd
@@ -53,24 +53,12 @@ def take(settings: Settings, wanted: Sequence[str], now: float) -> Snapshot:
     pods = list_pods(chosen)
     ours = [pod for pod in pods if pod.name.startswith(PREFIX)]
     file = settings.ledger_file
-    if (not ours and _nothing_open(file)) or (file is not None and not file.exists()):
+    if (not ours and nothing_open(file)) or (file is not None and not file.exists()):
         return look_up(ours, None, settings.runs_dir, now)
     from pennypod.ledger import open_ledger
 
     with contextlib.closing(open_ledger(settings)) as ledger:
         return look_up(ours, ledger, settings.runs_dir, now)
-
-
-def _nothing_open(ledger_file: Path | None) -> bool:
-    """Whether a local ledger plainly has no attempt that may bill. Asked through the standard library, to be quick."""
-    if ledger_file is None:
-        return False
-    try:
-        with contextlib.closing(sqlite3.connect(f"{ledger_file.as_uri()}?mode=ro", uri=True)) as connection:
-            found = connection.execute("SELECT 1 FROM attempts WHERE state NOT IN ('gone', 'never') LIMIT 1").fetchone()
-    except sqlite3.Error:
-        return not ledger_file.exists()  # a broken one is opened for real, and says what is wrong with it
-    return found is None
 
 
 def ledger_mark(settings: Settings) -> list[list[int]] | None:

@@ -270,6 +270,12 @@ def _fuse_words(fuse: Mapping[str, Any] | None) -> list[Text]:
     return [Text("fuse        the pod could not have ended itself", style="yellow")]
 
 
+def unproven(run: RunRecord, attempts: Iterable[AttemptRecord]) -> list[AttemptRecord]:
+    """The pods of a run that should be gone and are not proven to be; a pod at work is none of them."""
+    over = run.closed is not None or run.fenced_reason is not None
+    return [a for a in attempts if not a.final and (over or a.state is AttemptState.DESTROYING)]
+
+
 def still_billing_line(pending: list[AttemptRecord], now: float) -> str:
     """One line for the end of every command; empty when nothing may be billing."""
     if not pending:

@@ -143,6 +143,24 @@ def test_what_may_still_bill_is_said_last_and_on_stderr(world: World, args: tupl
     assert Lease(RUN, 1, int(NOON) + 600, "aaaaa").name in last
 
 
+@pytest.mark.parametrize("args", [("--version",), ("sample-data", "--help"), ("verify", "no-such-file")])
+def test_a_command_that_has_no_need_of_the_ledger_says_it_too(world: World, args: tuple[str, ...]) -> None:
+    world.rented()
+    assert world.call(*args).stderr.splitlines()[-1].startswith("may still be billing: 1 pods")
+
+
+@pytest.mark.parametrize("args", [("report", RUN), ("ledger",), ("ledger", "--json"), ("report", RUN, "--json")])
+def test_a_pod_that_should_be_gone_makes_the_exit_code_3_and_one_at_work_does_not(
+    world: World, args: tuple[str, ...]
+) -> None:
+    world.rented()
+    assert world.call(*args).exit_code == 0
+    (attempt,) = world.ledger.attempts(RUN)
+    world.ledger.record_destroying(attempt.id, "done", "over", NOON + 50)
+    assert world.call(*args).exit_code == 3
+    assert world.call("ledger", "verdict", RUN, "skip").exit_code == 0
+
+
 def test_nothing_is_said_when_nothing_bills(world: World) -> None:
     world.rented(ends=Outcome.SUCCEEDED)
     assert world.call("ledger").stderr == ""

@@ -11,6 +11,7 @@ import pytest
 from fakes import FakeClock, FakeProvider, offer
 from pennypod import inventory
 from pennypod.errors import InputError, ProviderError, TransientError
+from pennypod.glance import nothing_open
 from pennypod.ledger import AttemptRecord, AttemptState, Ledger, Outcome, RunRecord, open_ledger
 from pennypod.model.ids import Lease
 from pennypod.model.pod import Pod, PodState, SshAddress
@@ -267,7 +268,7 @@ def test_the_quick_look_knows_every_state_that_may_bill(asked: World) -> None:
     for state in AttemptState:
         with asked.ledger._transaction() as tx:
             tx.exec_driver_sql("UPDATE attempts SET state = ? WHERE id = ?", (state.value, record.id))
-        quiet[state] = inventory._nothing_open(asked.settings.ledger_file)
+        quiet[state] = nothing_open(asked.settings.ledger_file)
     assert [state for state, is_quiet in quiet.items() if is_quiet] == [AttemptState.GONE, AttemptState.NEVER]
 
 

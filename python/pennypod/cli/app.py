@@ -79,7 +79,9 @@ class App:
 
     def last_words(self) -> None:
         """Whatever the command was about: what may still be billing is said last."""
-        if "ledger" not in self.__dict__:
+        from pennypod.glance import nothing_open
+
+        if "ledger" not in self.__dict__ and nothing_open(self.settings.ledger_file):
             return
         from pennypod.errors import PennypodError
         from pennypod.report import still_billing_line

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pennypod.cli.app import App, json_option, pass_app
+from pennypod.cli.app import MAY_STILL_BILL, OK, App, json_option, pass_app
 from pennypod.cli.times import end_moment, format_moment, moment
 from pennypod.model.money import format_usd, micros_to_usd
 
@@ -25,19 +25,24 @@ if TYPE_CHECKING:
 @click.pass_context
 def ledger(
     ctx: click.Context, app: App, job: str | None, since: float | None, until: float | None, as_json: bool
-) -> None:
+) -> int:
     """Show the runs, their cost and outcome, with totals per job.
 
-    Cost is what the meter must have counted by our own clock, until an invoice says otherwise.
+    Cost is what the meter must have counted by our own clock, until an invoice says otherwise. Exit code 3 when a pod
+    of one of these runs should be gone and is not proven to be.
     """
+    from pennypod.report import unproven
+
     if ctx.invoked_subcommand is not None:
-        return
-    rows = [_row(app.ledger, record, app.clock.now()) for record in app.ledger.runs(job=job, since=since, until=until)]
+        return OK
+    records = app.ledger.runs(job=job, since=since, until=until)
+    rows = [_row(app.ledger, record, app.clock.now()) for record in records]
     totals = _totals(rows)
     if as_json:
         app.print_json({"runs": [_public(row) for row in rows], "totals": {k: _public(v) for k, v in totals.items()}})
     else:
         _print_table(app, rows, totals)
+    return MAY_STILL_BILL if any(unproven(record, app.ledger.attempts(record.run)) for record in records) else OK
 
 
 @ledger.command()

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import click
 
-from pennypod.cli.app import App, json_option, pass_app
+from pennypod.cli.app import MAY_STILL_BILL, OK, App, json_option, pass_app
 from pennypod.cli.times import format_moment
 from pennypod.errors import InputError, SshError
 from pennypod.model.pod import SshAddress
@@ -63,12 +63,16 @@ def _address(app: App, run: str) -> SshAddress:
 @click.argument("run")
 @json_option
 @pass_app
-def report(app: App, run: str, as_json: bool) -> None:
-    """Show what RUN was: stages, cost, attempts, weights, verdict."""
-    from pennypod.report import run_document, summary
+def report(app: App, run: str, as_json: bool) -> int:
+    """Show what RUN was: stages, cost, attempts, weights, verdict.
+
+    Exit code 3 when a pod of RUN should be gone and is not proven to be.
+    """
+    from pennypod.report import run_document, summary, unproven
 
     document = run_document(app.ledger, run, app.clock.now())
     if as_json:
         app.print_json(document)
     else:
         app.out.print(summary(document), soft_wrap=True)
+    return MAY_STILL_BILL if unproven(app.ledger.run(run), app.ledger.attempts(run)) else OK
