@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from pennypod import processes
 from pennypod.clock import Clock
 from pennypod.ending import Ended, Ending, Endings, Release, Report, short
 from pennypod.errors import (
@@ -133,7 +134,9 @@ class Rental:
         clock: Clock,
         *,
         randbelow: RandomBelow = secrets.randbelow,
+        alive: Callable[[str], bool] = processes.is_alive,
     ) -> None:
+        self._alive = alive
         self._providers = providers
         self._ledger = ledger
         self._clock = clock
@@ -164,7 +167,7 @@ class Rental:
         found = self.existing(request.run)
         if found is not None:
             return found
-        self._clear_leftovers(request.run, report)
+        self._clear_leftovers(request, report)
         tried = len(self._ledger.attempts(request.run))
         rungs: list[dict[str, Any]] = []
         for offer in request.offers[: request.max_attempts]:
@@ -524,11 +527,21 @@ class Rental:
             except TransientError:
                 self._clock.sleep(provider.timing.poll_s)
 
-    def _clear_leftovers(self, run: str, report: Report) -> None:
-        """An earlier try of this run died half-way: its pod is proven gone before another is asked for."""
-        for attempt in self._ledger.attempts(run):
-            if not attempt.final:
-                self.destroy(attempt, outcome="abandoned", reason="left by an earlier, broken try", report=report)
+    def _clear_leftovers(self, request: RentRequest, report: Report) -> None:
+        """An earlier try of this run died half-way: its pod is proven gone before another is asked for.
+
+        Raises FencedError while that try lives: its create call may be under way, and would come after our own.
+        """
+        for attempt in self._ledger.attempts(request.run):
+            if attempt.final:
+                continue
+            renting = attempt.state in (AttemptState.INTENT, AttemptState.RENTED)
+            if renting and attempt.renter != request.renter and self._alive(attempt.renter):
+                raise FencedError(
+                    f"run {request.run} is being rented for already, by process {processes.pid_of(attempt.renter)}",
+                    renter=attempt.renter,
+                )
+            self.destroy(attempt, outcome="abandoned", reason="left by an earlier, broken try", report=report)
 
     def _quarantine(self, offer: Offer, exc: PennypodError) -> None:
         now = self._clock.now()

@@ -191,7 +191,7 @@ class NoWeights:
 
 CREATE_FAULTS = ["refused", "lost request", "lost reply", "late", "late and lost"]
 POINTS = st.one_of(st.none(), st.integers(1, 100))
-INTERRUPTIONS = st.sampled_from(["none", "guard", "sweep", "take over", "jump"])
+INTERRUPTIONS = st.sampled_from(["none", "guard", "sweep", "take over", "rent as well", "jump"])
 
 
 class ExactlyOnce(RuleBasedStateMachine):
@@ -349,6 +349,11 @@ class ExactlyOnce(RuleBasedStateMachine):
             command_died = self.ledger.run(RUN).controller == controller
             self.guard(Process(), dead={controller} if command_died else set())
 
+        def rent_as_well() -> None:
+            # The same order, carried out twice at once.
+            with contextlib.suppress(PennypodError):
+                self.rent(Process(), controller, renter=f"{next(self.numbers)}:1")
+
         def jump() -> None:
             self.time.shift += 900
 
@@ -356,6 +361,7 @@ class ExactlyOnce(RuleBasedStateMachine):
             "guard": guard,
             "sweep": lambda: self.sweep(Process(), self.elsewhere),
             "take over": take_over,
+            "rent as well": rent_as_well,
             "jump": jump,
         }
         return acts.get(kind)
@@ -372,7 +378,7 @@ class ExactlyOnce(RuleBasedStateMachine):
     def rental(self, process: Process) -> Rental:
         return Rental({"fake": process.through(self.vendor)}, process.through(self.ledger), process.through(self.time))
 
-    def rent(self, process: Process, controller: str) -> None:
+    def rent(self, process: Process, controller: str, renter: str | None = None) -> None:
         request = RentRequest(
             RUN,
             [offer(1), offer(2)],
@@ -380,7 +386,7 @@ class ExactlyOnce(RuleBasedStateMachine):
             20,
             self.deadline,
             "key",
-            renter=controller,
+            renter=renter or controller,
             controller=controller,
         )
         self.rental(process).rent(request, FakeLogin(), quiet, process.point)
