@@ -9,6 +9,7 @@ sweep on another machine that has only the keys.
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ from pennypod.guard import Guard
 from pennypod.ledger import Ledger, RunRecord, open_ledger
 from pennypod.model.ids import parse_lease
 from pennypod.model.offer import Need
+from pennypod.proof import DESTROY_CALLS_PER_HOUR
 from pennypod.providers.base import Provider
 from pennypod.providers.http import Http, Pacing
 from pennypod.providers.runpod import RunpodProvider
@@ -83,18 +85,24 @@ class _MortalSession(requests.Session):
 
 @dataclass(frozen=True, slots=True)
 class GhostFault:
-    """What goes wrong for the run and for its survivors, and how many seconds more than usual that may take."""
+    """What goes wrong for the run and for its survivors, and how many seconds more than usual that may take.
+
+    With `from_death`, it begins when the controller dies and is over after `lasts_s`. `stride`: a death at every so
+    many steps.
+    """
 
     endpoint: str = ""
     fault: str = ""
     lasts_s: float = 0.0
     options: tuple[tuple[str, Any], ...] = ()
     only: str = ""
+    from_death: bool = False
+    stride: int = 3
 
 
 # Named by what happens; `get` is Vast's `show`.
 FAULTS: dict[str, GhostFault] = {
-    "none": GhostFault(),
+    "none": GhostFault(stride=1),
     "create: reply lost": GhostFault("create", "lost_reply"),
     "create: error after it took effect": GhostFault("create", "error_after_commit", options=(("status", 502),)),
     "create: error": GhostFault("create", "error", options=(("status", 500), ("nth", 1))),
@@ -121,6 +129,10 @@ FAULTS: dict[str, GhostFault] = {
     "destroy: success, and nothing happens": GhostFault("destroy", "destroy_noop", 300, (("times", 3),)),
     "destroy: no answer": GhostFault("destroy", "lost_reply", 60, (("times", 3),)),
     "destroy: errors": GhostFault("destroy", "error", 300, (("status", 504), ("times", 12))),
+    "destroy: success, and nothing happens, for an hour": GhostFault(
+        "destroy", "destroy_noop", 3600, from_death=True, stride=9
+    ),
+    "everything: no service for ten minutes": GhostFault("*", "error", 600, (("status", 503),), from_death=True),
     "everything: errors now and then": GhostFault("*", "error", 300, (("status", 502), ("probability", 0.25))),
 }
 
@@ -195,7 +207,7 @@ def all_deaths(cell: GhostCell, folder: Path, sim: Simulator) -> list[Death]:
     whole = _Life(cell, folder, sim, next(numbers), Deathtrap())
     whole.live()
     deaths = [whole.verdict("no death", died_at=None)]
-    stride = 1 if cell.fault == "none" else 3
+    stride = FAULTS[cell.fault].stride
     start = SURVIVORS.index(cell.survivor) % stride
     for at, after in itertools.islice(_steps(whole.trap.calls), start, None, stride):
         life = _Life(cell, folder, sim, next(numbers), Deathtrap(at, after))
@@ -216,6 +228,24 @@ def _steps(calls: int) -> Iterator[tuple[int, bool]]:
         yield at, True
 
 
+class _Timer(SimulatedClock):
+    """The simulator's time, and one thing that happens at a moment of it, however long the sleep over that moment."""
+
+    _due = math.inf
+
+    def at(self, moment: float, what: Callable[[], None]) -> None:
+        self._due, self._what = moment, what
+
+    def sleep(self, seconds: float) -> None:
+        before = self._due - self.now()
+        if before <= seconds:
+            super().sleep(before)
+            self._due = math.inf
+            self._what()
+            seconds -= before
+        super().sleep(seconds)
+
+
 class _Life:
     """One run with its own ledger, and what comes after it."""
 
@@ -225,12 +255,16 @@ class _Life:
         self.chance = random.Random(number)
         self.home = folder / self.run
         self.home.mkdir(parents=True)
-        self.clock = SimulatedClock(sim)
+        self.clock = _Timer(sim)
         self.deadline = 0.0
         self._reset_faults()
 
     def _reset_faults(self) -> None:
         self.sim.clear_faults()
+        if not FAULTS[self.cell.fault].from_death:
+            self._set_fault()
+
+    def _set_fault(self) -> None:
         fault = FAULTS[self.cell.fault]
         if not fault.fault:
             return
@@ -285,6 +319,10 @@ class _Life:
 
     def survive(self) -> None:
         """Until no pod of the run is left and everything is on the books, but no longer than the bound and an hour."""
+        fault = FAULTS[self.cell.fault]
+        if fault.from_death:
+            self._set_fault()
+            self.clock.at(self.clock.now() + fault.lasts_s, self.sim.clear_faults)
         home = self.home / "elsewhere" if self.cell.survivor == "sweep elsewhere" else self.home
         ledger = self._ledger(home)
         try:
@@ -348,6 +386,7 @@ class _Life:
             death.problems.append(f"live in the end: {[pod['name'] for pod in left]}")
         death.micros_per_s = max((_micros_per_s(pod, self.clock.now()) for pod in pods), default=0.0)
         self._read_ledger(death, pods)
+        self._count_destroys(death, pods)
         if died_at is None:
             return death
         death.lease_left_s = round(self.deadline - died_at, 1)
@@ -360,6 +399,15 @@ class _Life:
             if death.overspend_s > death.bound_s:
                 death.problems.append(f"{death.overspend_s} s after the death, bound {death.bound_s} s")
         return death
+
+    def _count_destroys(self, death: Death, pods: list[dict[str, Any]]) -> None:
+        """Nobody hammers a provider that does nothing, also not several of us together."""
+        rows = self.sim.get(f"requests?endpoint={self.cell.provider}.destroy")["requests"]
+        for pod in pods:
+            times = [row["t"] for row in rows if pod["id"] in row["path"]]
+            most = max((sum(0 <= later - first < 3600 for later in times) for first in times), default=0)
+            if most > DESTROY_CALLS_PER_HOUR:
+                death.problems.append(f"{most} destroy calls for {pod['name']} within an hour")
 
     def _read_ledger(self, death: Death, pods: list[dict[str, Any]]) -> None:
         """Each pod has a receipt in the chain of the ledger of whoever ended it, or is open on the books of its run."""
