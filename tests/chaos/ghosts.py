@@ -205,20 +205,12 @@ def all_deaths(cell: GhostCell, folder: Path, sim: Simulator) -> list[Death]:
     """One life without a death to count the steps, then one death at each of them; with a fault, at every third."""
     numbers = itertools.count(cell.seed)
     whole = _Life(cell, folder, sim, next(numbers), Deathtrap())
-    whole.live()
-    deaths = [whole.verdict("no death", died_at=None)]
+    deaths = [whole.play("no death")]
     stride = FAULTS[cell.fault].stride
     start = SURVIVORS.index(cell.survivor) % stride
     for at, after in itertools.islice(_steps(whole.trap.calls), start, None, stride):
         life = _Life(cell, folder, sim, next(numbers), Deathtrap(at, after))
-        try:
-            life.live()
-        except Dead:
-            died_at = life.clock.now()
-            life.survive()
-            deaths.append(life.verdict(f"{'after' if after else 'before'} call {at}", died_at))
-        else:
-            deaths.append(life.verdict(f"over before call {at}", died_at=None))
+        deaths.append(life.play(f"{'after' if after else 'before'} call {at}"))
     return deaths
 
 
@@ -283,6 +275,18 @@ class _Life:
     def _ledger(self, home: Path) -> Ledger:
         home.mkdir(exist_ok=True)
         return open_ledger(Settings(home=home, database_url=f"sqlite:///{home / 'ledger.sqlite3'}"))
+
+    def play(self, step: str) -> Death:
+        """Live, and leave what is not done to the survivor: after a death, or when the playbook had to give up."""
+        try:
+            self.live()
+        except Dead:
+            died_at: float | None = self.clock.now()
+        else:
+            died_at = self.clock.now() if self._pods(live=True) else None
+        if died_at is not None:
+            self.survive()
+        return self.verdict(step, died_at)
 
     def live(self) -> None:
         """What the modules of a playbook do, in their order. Raises Dead at its step."""
