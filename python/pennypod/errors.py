@@ -185,3 +185,9 @@ class WeightsError(PennypodError):
     """No valid checkpoint was found, or it could not be verified."""
 
     code = "no_weights"
+
+
+class StoreError(PennypodError):
+    """The object store cannot be reached, refuses, or is not configured; `details["status"]` where it answered."""
+
+    code = "store"
