@@ -10,6 +10,8 @@ Standalone: needs numpy (1 or 2) and pillow, and nothing of this project.
 Writes <project>/<name>/weights/{best,last}.npz after each epoch, each whole or not at all, results.csv beside them and,
 once the training is over, export/model_card.json with what best.npz really scores.
 Prints `epoch 3/8 loss 0.412 val_acc 0.930` after each epoch and, at the end, where best.npz is.
+PENNYPOD_RESUME_FROM may name a folder with what a training elsewhere has left: it goes on from there, as with --resume.
+PENNYPOD_CHECKPOINT_HOOK may name a command that is called after each epoch, with what that would need.
 Exit status: 0 best.npz is written, 1 bad data or nothing to resume, 2 wrong usage.
 """
 
@@ -20,6 +22,9 @@ import csv
 import hashlib
 import json
 import os
+import shlex
+import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -31,6 +36,7 @@ from PIL import Image
 
 SMOKE_EPOCHS = 2
 EXPORT_TOLERANCE = 1e-6
+HOOK_S = 120  # what a training waits at most for its checkpoint to be put aside
 
 
 class TrainingError(Exception):
@@ -76,7 +82,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
 def train(args: argparse.Namespace) -> Path:
     """Train and return the path of best.npz. Raises TrainingError on bad data or when there is nothing to resume."""
     project = args.project.resolve()
-    if args.resume:
+    if take_over(project / args.name, "weights/last.npz") or args.resume:
         run = project / args.name
         state = load_checkpoint(run / "weights/last.npz")
         epochs, imgsz, seed = state.meta["epochs"], state.meta["imgsz"], state.meta["seed"]
@@ -125,6 +131,7 @@ def train(args: argparse.Namespace) -> Path:
         # Last, since resuming trusts that everything else of this epoch is already written.
         meta = {**meta, "best_acc": best_acc, "step": adam.count}
         save_checkpoint(run / "weights/last.npz", net.params, meta, adam.moments)
+        on_epoch_end(epoch, run, ("weights/last.npz", "weights/best.npz", "results.csv"))
 
     best = run / "weights/best.npz"
     export(best, run / "export/model_card.json", val_set)
@@ -163,6 +170,34 @@ def export(best: Path, card: Path, val_set: Split) -> None:
     card.parent.mkdir(exist_ok=True)
     write_whole(card, (json.dumps(content, indent=2) + "\n").encode())
     print(f"exported {card}", flush=True)
+
+
+# -- checkpoints that outlive the machine ----------------------------------------------------------------------------
+
+
+def take_over(run: Path, last: str) -> bool:
+    """Whether to go on from what PENNYPOD_RESUME_FROM names, which is then in `run`. What is there already is newer."""
+    source = os.environ.get("PENNYPOD_RESUME_FROM")
+    if not source:
+        return False
+    if not (run / last).is_file():
+        if not (Path(source) / last).is_file():
+            raise TrainingError(f"nothing to resume: PENNYPOD_RESUME_FROM={source} has no {last}")
+        shutil.copytree(source, run, dirs_exist_ok=True)
+    return True
+
+
+def on_epoch_end(epoch: int, run: Path, names: tuple[str, ...]) -> None:
+    """Offer what a resume needs to whoever keeps it elsewhere. Whatever becomes of that, the training goes on."""
+    hook = os.environ.get("PENNYPOD_CHECKPOINT_HOOK")
+    if not hook:
+        return
+    there = [name for name in names if (run / name).is_file()]
+    try:
+        silent = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        subprocess.run([*shlex.split(hook), str(epoch), str(run), *there], timeout=HOOK_S, check=False, **silent)
+    except (OSError, ValueError, subprocess.SubprocessError) as exc:
+        print(f"the checkpoint of epoch {epoch} was not put aside: {exc}", file=sys.stderr, flush=True)
 
 
 # -- the data ---------------------------------------------------------------------------------------------------------

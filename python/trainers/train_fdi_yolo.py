@@ -10,6 +10,9 @@ Standalone: needs ultralytics and nothing of this project, so that it can be cop
 It never touches the network: base weights must already lie where --model says (download them while setting the machine
 up, where a failure is seen), and ultralytics' own downloads, update checks and telemetry are off.
 
+PENNYPOD_RESUME_FROM may name a folder with what a training elsewhere has left: it goes on from there, as with --resume.
+PENNYPOD_CHECKPOINT_HOOK may name a command that is called after each epoch, with what that would need.
+
 Prints `epoch 3/100 loss 2.413 map50 0.812` after each epoch and, at the end, where best.pt is.
 Exit status: 0 best.pt is written, 1 bad data or a failed training, 2 wrong usage.
 """
@@ -18,13 +21,18 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import shutil
+import subprocess
 import sys
 import traceback
 from pathlib import Path
 from typing import Any
 
 SMOKE_EPOCHS = 2
+HOOK_S = 120  # what a training waits at most for its checkpoint to be put aside
+RESUMED_FROM = ("weights/last.pt", "weights/best.pt", "results.csv", "args.yaml")
+ENVIRONMENT = dict(os.environ)  # as it was given to us: keep_offline bends the proxies
 IMAGE_SUFFIXES = frozenset({".bmp", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"})
 
 AUGMENTATION: dict[str, float] = {
@@ -108,6 +116,8 @@ def train(args: argparse.Namespace) -> Path:
     print(check_data(data), flush=True)
     weights = project / args.name / "weights"
     last = weights / "last.pt"
+    if take_over(weights.parent, "weights/last.pt"):
+        args.resume = True
     if args.resume and not last.is_file():
         raise TrainingError(f"nothing to resume: there is no {last}")
     model_source = str(last) if args.resume else find_model(args.model, args.allow_scratch)
@@ -119,7 +129,12 @@ def train(args: argparse.Namespace) -> Path:
     if args.resume and not is_resumable(model):
         print(f"nothing left to do: the training in {weights} is complete", flush=True)
         return written_weights(weights)
-    for event, callback in (("on_train_epoch_end", note_epoch), ("on_fit_epoch_end", print_epoch)):
+    callbacks = (
+        ("on_train_epoch_end", note_epoch),
+        ("on_fit_epoch_end", print_epoch),
+        ("on_model_save", offer_checkpoint),
+    )
+    for event, callback in callbacks:
         model.add_callback(event, callback)
     settings: dict[str, Any] = {
         "data": str(data),
@@ -331,6 +346,42 @@ def print_epoch(trainer: Any) -> None:
     loss = sum(float(part) for part in losses)
     map50 = float((trainer.metrics or {}).get("metrics/mAP50(B)", 0.0))
     print(f"epoch {epoch}/{trainer.epochs} loss {loss:.3f} map50 {map50:.3f}", flush=True)
+
+
+def offer_checkpoint(trainer: Any) -> None:
+    """last.pt is whole now, and is written over after the next epoch."""
+    on_epoch_end(trainer.epoch + 1, Path(trainer.save_dir), RESUMED_FROM)
+
+
+def take_over(run: Path, last: str) -> bool:
+    """Whether to go on from what PENNYPOD_RESUME_FROM names, which is then in `run`. What is there already is newer."""
+    source = os.environ.get("PENNYPOD_RESUME_FROM")
+    if not source:
+        return False
+    if not (run / last).is_file():
+        if not (Path(source) / last).is_file():
+            raise TrainingError(f"nothing to resume: PENNYPOD_RESUME_FROM={source} has no {last}")
+        shutil.copytree(source, run, dirs_exist_ok=True)
+    return True
+
+
+def on_epoch_end(epoch: int, run: Path, names: tuple[str, ...]) -> None:
+    """Offer what a resume needs to whoever keeps it elsewhere. Whatever becomes of that, the training goes on."""
+    hook = os.environ.get("PENNYPOD_CHECKPOINT_HOOK")
+    if not hook:
+        return
+    there = [name for name in names if (run / name).is_file()]
+    try:
+        silent = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        subprocess.run(
+            [*shlex.split(hook), str(epoch), str(run), *there],
+            timeout=HOOK_S,
+            check=False,
+            env=ENVIRONMENT,
+            **silent,
+        )
+    except (OSError, ValueError, subprocess.SubprocessError) as exc:
+        print(f"the checkpoint of epoch {epoch} was not put aside: {exc}", file=sys.stderr, flush=True)
 
 
 def written_weights(weights: Path) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
+import os
 import re
 import signal
 import subprocess
@@ -39,9 +40,10 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(cwd: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
+def run(cwd: Path, *arguments: object, **env: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(SCRIPT), *map(str, arguments)]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120, check=False)
+    env = {**os.environ, **env}
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120, check=False, env=env)
 
 
 @pytest.fixture(scope="session")
@@ -115,6 +117,44 @@ def test_resumes_after_a_kill_as_if_nothing_had_happened(data: Path, trained: tu
     again = run(tmp_path, "--data", data, "--resume")
     assert again.returncode == 0
     assert "nothing left to do" in again.stdout
+
+
+def test_goes_on_elsewhere_from_what_was_kept(data: Path, trained: tuple[Path, str], tmp_path: Path) -> None:
+    kept, here, there = tmp_path / "kept", tmp_path / "here", tmp_path / "there"
+    here.mkdir()
+    there.mkdir()
+    # Called as: hook EPOCH FOLDER FILE...; only epoch 3 comes through.
+    hook = tmp_path / "hook.sh"
+    hook.write_text(f'[ "$1" = 3 ] || exit 1\ncd "$2" && shift 2 && mkdir {kept} && cp --parents "$@" {kept}\n')
+    arguments = ["--data", data, "--epochs", "5", "--imgsz", "24"]
+    done = run(here, *arguments, PENNYPOD_CHECKPOINT_HOOK=f"sh {hook}")
+    assert done.returncode == 0, done.stderr
+    assert sorted(str(path.relative_to(kept)) for path in kept.rglob("*") if path.is_file()) == [
+        "results.csv",
+        "weights/best.npz",
+        "weights/last.npz",
+    ]
+    done = run(there, *arguments, PENNYPOD_RESUME_FROM=str(kept))
+    assert done.returncode == 0, done.stderr
+    assert [int(number) for number, *_ in EPOCH.findall(done.stdout)] == [4, 5]
+    assert EPOCH.findall(done.stdout)[-1] == EPOCH.findall(trained[1])[-1], "the same batches give the same network"
+    rows = (there / "runs/classify/demo/results.csv").read_text().splitlines()
+    assert [row.partition(",")[0] for row in rows] == ["epoch", "1", "2", "3", "4", "5"]
+
+    kept.rename(tmp_path / "moved")
+    again = run(there, *arguments, PENNYPOD_RESUME_FROM=str(kept))
+    assert "nothing left to do" in again.stdout, "what is here already is newer"
+    (there / "runs").rename(tmp_path / "gone")
+    done = run(there, *arguments, PENNYPOD_RESUME_FROM=str(kept))
+    assert done.returncode == 1
+    assert "nothing to resume" in done.stderr
+
+
+def test_a_hook_that_cannot_run_fails_no_training(data: Path, tmp_path: Path) -> None:
+    for hook in ("/nowhere/hook", '"unbalanced'):
+        done = run(tmp_path, "--data", data, "--smoke", "--imgsz", "16", PENNYPOD_CHECKPOINT_HOOK=hook)
+        assert done.returncode == 0, done.stderr
+        assert done.stderr.count("was not put aside") == 2
 
 
 def test_smoke_is_two_epochs_and_overwrites_nobody(data: Path, tmp_path: Path) -> None:

@@ -131,6 +131,10 @@ class YOLO:
         trainer = SimpleNamespace(epochs=2, epoch=0, tloss={"a": 1.0, "b": 0.5}, metrics={"metrics/mAP50(B)": 0.25})
         for trainer.epoch in range(2):
             self.callbacks["on_train_epoch_end"](trainer)
+            trainer.save_dir = folder
+            (folder / "weights").mkdir(parents=True, exist_ok=True)
+            (folder / "weights/last.pt").write_bytes(b"state %d" % trainer.epoch)
+            self.callbacks["on_model_save"](trainer)
             self.callbacks["on_fit_epoch_end"](trainer)
         trainer.epoch += 1
         self.callbacks["on_fit_epoch_end"](trainer)  # the final evaluation
@@ -143,14 +147,16 @@ class YOLO:
 '''
 
 
-def run_with_stand_in(tmp_path: Path, *arguments: str, fault: str = "") -> subprocess.CompletedProcess[str]:
+def run_with_stand_in(
+    tmp_path: Path, *arguments: str, fault: str = "", **more: str
+) -> subprocess.CompletedProcess[str]:
     site = tmp_path / "site"
     site.mkdir(exist_ok=True)
     (site / "ultralytics.py").write_text(ULTRALYTICS)
     (site / "torch.py").write_text(
         "from types import SimpleNamespace\n__version__ = '2'\ncuda = SimpleNamespace(is_available=lambda: False)\n"
     )
-    env = {**os.environ, "PYTHONPATH": str(site), "FAKE_FAULT": fault}
+    env = {**os.environ, "PYTHONPATH": str(site), "FAKE_FAULT": fault, **more}
     command = [sys.executable, str(SCRIPT), *arguments]
     return subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
 
@@ -187,6 +193,32 @@ def test_resumes_into_the_same_folder(data: Path, tmp_path: Path) -> None:
     assert '"resume": true' in done.stdout
     assert '"fliplr"' not in done.stdout, "the checkpoint knows how it was trained"
     assert done.stdout.rstrip().endswith(f"{last.parent}/best.pt (0.0 MB)")
+
+
+def test_goes_on_from_what_was_kept_elsewhere(data: Path, tmp_path: Path) -> None:
+    kept = tmp_path / "kept/weights"
+    kept.mkdir(parents=True)
+    (kept / "last.pt").write_bytes(b"state")
+    done = run_with_stand_in(tmp_path, "--data", str(data), PENNYPOD_RESUME_FROM=str(kept.parent))
+    assert done.returncode == 0, done.stderr
+    assert f'"model": "{tmp_path}/runs/detect/fdi/weights/last.pt"' in done.stdout
+    assert '"resume": true' in done.stdout
+
+    done = run_with_stand_in(tmp_path, "--data", str(data), "--name", "other", PENNYPOD_RESUME_FROM=str(tmp_path))
+    assert done.returncode == 1
+    assert "nothing to resume" in done.stderr
+
+
+def test_offers_each_checkpoint_with_the_proxies_it_was_given(data: Path, tmp_path: Path) -> None:
+    hook = tmp_path / "hook.sh"
+    hook.write_text('echo "$@" "$https_proxy" >> "$(dirname "$0")/seen"; cat "$2/$3" >> "$(dirname "$0")/seen"\n')
+    given = {"PENNYPOD_CHECKPOINT_HOOK": f"sh {hook}", "https_proxy": "http://proxy.example:3128"}
+    done = run_with_stand_in(tmp_path, "--data", str(data), "--smoke", **given)
+    assert done.returncode == 0, done.stderr
+    folder = tmp_path / "runs/detect/fdi2"
+    assert (tmp_path / "seen").read_text() == "".join(
+        f"{epoch} {folder} weights/last.pt http://proxy.example:3128\nstate {epoch - 1}" for epoch in (1, 2)
+    ), "best.pt is not there yet, so it is not named"
 
 
 @pytest.mark.parametrize(
