@@ -123,6 +123,14 @@ options:
     description: What that may cost at most. The smaller of the two bounds counts.
     type: float
     default: 0.05
+  checkpoint_store:
+    description:
+      - Keep the training's checkpoints in object storage, by C($PENNYPOD_CHECKPOINT_HOOK), which a trainer calls after
+        each epoch, and go on from the newest one when the run has one already, by C($PENNYPOD_RESUME_FROM).
+      - The bucket is that of the environment's C(PENNYPOD_S3_*). Its keys never reach the pod. When it cannot be used,
+        the training goes on without it, with a warning.
+    type: bool
+    default: false
 attributes:
   check_mode:
     support: full
@@ -185,6 +193,10 @@ log:
   description: The copy of the log here.
   returned: state is finished
   type: str
+resumed_epoch:
+  description: The epoch of the checkpoint in object storage that this call let the training go on from, null for none.
+  returned: success
+  type: int
 reattached:
   description: How often the connection had to be taken up again.
   returned: state is finished
@@ -204,16 +216,18 @@ failure:
   type: dict
 """
 
+import os
 from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from pennypod.ansible import run_module
+from pennypod.checkpointing import CheckpointKeeper, open_keeper, terms_of
 from pennypod.clock import SystemClock
-from pennypod.errors import InputError, PennypodError, TrainingError
+from pennypod.errors import InputError, PennypodError, StoreError, TrainingError
 from pennypod.escrow import EscrowPlan, write_plan
 from pennypod.events import Events
-from pennypod.ledger import open_ledger
+from pennypod.ledger import LedgerError, open_ledger
 from pennypod.model.money import usd_to_micros
 from pennypod.podwork import POD_OPTIONS, Fence, PodWatch, connect, counted, show_bytes
 from pennypod.providers.registry import open_provider
@@ -242,6 +256,7 @@ ARGUMENT_SPEC: dict[str, Any] = {
     "salvage_s": {"type": "float", "default": 120},
     "escrow_grace_s": {"type": "float", "default": 60},
     "escrow_grace_usd": {"type": "float", "default": 0.05},
+    "checkpoint_store": {"type": "bool", "default": False},
 }
 # A training that never ran has left nothing to bring home, and a pod that is gone has nothing any more.
 NOTHING_THERE = ("failed_to_start", "not_started", "no_status", "no_tmux", "busy", "failed", "pod_gone")
@@ -266,6 +281,7 @@ class Training:
         self.artifacts_dir = Path(self.options["artifacts_dir"])
         self.home_early: dict[str, Fetched] = {}
         self.money: MoneyWatch | None = None
+        self.keeper: CheckpointKeeper | None = None
 
     def body(self) -> dict[str, Any]:
         """Bring the run's training to the wanted state."""
@@ -276,6 +292,8 @@ class Training:
         if self.module.check_mode:
             found = would_launch(self.ssh, o["pod_home"], o["command"], env, run=o["run"])
             return self.result(found, None, found.state)
+        if o["checkpoint_store"]:
+            env |= self.keep_checkpoints(env)
         write_plan(self.settings.run_dir(o["run"]), self.escrow_plan())
         started = launch(self.ssh, o["pod_home"], o["command"], env, run=o["run"], python=o["python"])
         self.events.emit("training", "started in tmux" if started.launched else f"is {started.state} already")
@@ -289,7 +307,7 @@ class Training:
                 self.watch_plan(started),
                 events=self.events,
                 clock=self.clock,
-                should_stop=self.fence,
+                should_stop=self.on_tick,
                 on_checkpoint=self.bring if o["weights_early"] else None,
                 why_gone=PodWatch(self.settings, o["run"]),
                 out_of_money=self.money or (lambda: ""),
@@ -302,6 +320,37 @@ class Training:
         if self.fence.problem:
             self.module.warn(f"the ledger could not say whether the run is still ours: {self.fence.problem}")
         return self.result(started, result, "finished")
+
+    def on_tick(self) -> None:
+        """Raises FencedError when the run is not ours any more."""
+        self.fence()
+        if self.keeper is not None:
+            self.keeper()
+
+    def keep_checkpoints(self, env: dict[str, str]) -> dict[str, str]:
+        """What the training needs for its checkpoints to be kept; nothing when the bucket cannot be used."""
+        o = self.options
+        try:
+            attempts = open_ledger(self.settings).attempts(o["run"])
+            terms = terms_of(
+                attempts[-1] if attempts else None, self.fence.deadline(), watched=o["state"] == "finished"
+            )
+            self.keeper = open_keeper(
+                self.settings,
+                os.environ,
+                o["run"],
+                self.ssh,
+                o["pod_home"],
+                terms,
+                self.clock,
+                lambda text: self.events.emit("training", text),
+            )
+            if would_launch(self.ssh, o["pod_home"], o["command"], env, run=o["run"]).launched:
+                return self.keeper.prepare()
+        except (StoreError, LedgerError) as exc:
+            self.keeper = None
+            self.module.warn(f"this training's checkpoints are not kept in object storage: {exc}")
+        return {}
 
     def escrow_plan(self) -> EscrowPlan:
         """What whoever ends the pod needs to know to save its newest checkpoint."""
@@ -394,6 +443,7 @@ class Training:
             "epochs": result.epochs if result else None,
             "last_lines": list(result.last_lines) if result else [],
             "log": str(self.artifacts_dir / LOG_NAME) if result else "",
+            "resumed_epoch": self.keeper.resumed_epoch if self.keeper else None,
             "reattached": result.reattached if result else 0,
             "artifacts": [artifact(fetched) for fetched in self.home_early.values()],
             "diff": {"before": before, "after": after},

@@ -259,7 +259,7 @@ def _content(path: Path) -> str | None:
 
 def environment(settings: Settings, providers: Iterable[str], environ: Mapping[str, str]) -> dict[str, str]:
     """What cron does not give. Of the keys only those of the providers that the run has pods of."""
-    names = [*_KEPT, *(name for name in environ if name.startswith("PENNYPOD_LOCAL_"))]
+    names = [*_KEPT, *(name for name in environ if name.startswith(("PENNYPOD_LOCAL_", "PENNYPOD_S3_")))]
     for provider in providers:
         names += [PROVIDERS[provider].key_variable, PROVIDERS[provider].url_variable]
     kept = {name: environ[name] for name in names if name and environ.get(name)}

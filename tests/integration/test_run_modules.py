@@ -18,6 +18,9 @@ from ansible.module_utils.testing import patch_module_args
 from loopback_sshd import LoopbackSshd
 from pennypod.ledger import Ledger, RunRecord, open_ledger
 from pennypod.settings import Settings, load_settings
+from pennypod.store import Checkpoints, open_bucket
+from pennypod.store.embedded import EmbeddedStore
+from workspace import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN = "tiny-1201-aaaaa"
@@ -253,3 +256,45 @@ def test_roles_train_fetch_and_write_down_what_is_home(bench: Bench, tmp_path: P
     assert "exit code 1" in told[1]["why"]
     assert "args 1 --smoke" in told[1]["why"]
     assert [record.path for record in bench.ledger.artifacts("tiny-1201-ccccc")] == ["weights/best.pt"]
+
+
+KEEP = (
+    "mkdir -p x; for e in $(seq {first} {last}); do echo state $e > x/last.pt; echo epoch $e/6;"
+    ' $PENNYPOD_CHECKPOINT_HOOK $e "$PWD/x" last.pt; done; {then}'
+)
+
+
+def kept_epoch(checkpoints: Checkpoints) -> int | None:
+    newest = checkpoints.newest()
+    return newest.marker.epoch if newest is not None else None
+
+
+def test_a_training_goes_on_from_the_bucket_on_another_pod_and_no_key_leaves_home(bench: Bench, tmp_path: Path) -> None:
+    pytest.importorskip("boto3", reason="the store extra is not installed")
+    with EmbeddedStore(bench.settings.home) as server:
+        checkpoints = Checkpoints(open_bucket(server.config), RUN)
+        failed = bench.train(KEEP.format(first=1, last=3, then="exit 1"), checkpoint_store=True)
+        assert failed["failure"]["details"]["exit_code"] == 1
+        wait_until(lambda: kept_epoch(checkpoints) == 3, 30, "epoch 3 is kept though the training has failed")
+        bench.home = tmp_path / "pod2"
+        command = 'echo from $(cat "$PENNYPOD_RESUME_FROM/last.pt"); ' + KEEP.format(first=4, last=6, then="true")
+        trained = bench.train(command, checkpoint_store=True)
+        assert (trained["exit_code"], trained["resumed_epoch"], trained["epoch"]) == (0, 3, 6)
+        assert "from state 3" in Path(trained["log"]).read_text()
+        wait_until(lambda: kept_epoch(checkpoints) == 6, 30, "epoch 6 is kept")
+
+        again = bench.train(command, checkpoint_store=True)
+        assert (again["changed"], again["resumed_epoch"]) == (False, None), "what has trained is not begun again"
+        store = bench.settings.home / "store"
+        for path in tmp_path.rglob("*"):
+            if path.is_file() and not path.is_relative_to(store):
+                content = path.read_bytes()
+                assert server.config.secret_key.encode() not in content, path
+                signed = b"X-Amz-Signature" in content
+                assert not signed or path.name == "urls.json", f"{path} has a URL that lets somebody in"
+
+
+def test_without_a_bucket_a_training_is_none_the_worse(bench: Bench) -> None:
+    trained = bench.train(checkpoint_store=True)
+    assert (trained["exit_code"], trained["resumed_epoch"]) == (0, None)
+    assert "no object store" in str(trained["warnings"])
