@@ -18,7 +18,9 @@ from pennypod.orchestrator.problems import ProblemError
 MAX_OVERRIDES = 32
 OVERRIDES_KEY = "webhook_overrides"
 # What belongs to the run itself and not to the job: no job can let these be overridden.
-RESERVED = frozenset({"job", "run", "run_id", "artifacts_dir", "plan_only", "keep_on_disconnect", "detach"})
+RESERVED = frozenset(
+    {"job", "run", "run_id", "artifacts_dir", "plan_only", "keep_on_disconnect", "detach", "detach_to"}
+)
 
 Scalar = bool | int | float | Annotated[str, Field(max_length=1000)]
 Overrides = Annotated[dict[str, Scalar | list[Scalar]], Field(max_length=MAX_OVERRIDES)]
@@ -145,12 +147,13 @@ class JobCatalog:
     def _overridable(self, job: str) -> frozenset[str]:
         declared: Any = None
         if not self._allowed or job in self._allowed:
-            declared = self._load(job).get(OVERRIDES_KEY)
+            declared = self.variables(job).get(OVERRIDES_KEY)
         if not isinstance(declared, list):
             raise ProblemError("unknown_job", f"there is no job {job!r} that webhooks may start", {"job": job})
         return frozenset(name for name in declared if isinstance(name, str) and _NAME.fullmatch(name)) - RESERVED
 
-    def _load(self, job: str) -> dict[str, Any]:
+    def variables(self, job: str) -> dict[str, Any]:
+        """The job's file as it is now; empty for one that is not there or cannot be read."""
         try:
             path = job_file(self._folder, job)
             stat = path.stat()

@@ -55,7 +55,8 @@ class AnsiblePlaybooks:
         self._controller = processes.own_identity()
 
     def launch(self, run: str, variables: Mapping[str, Any]) -> Played:
-        return self._play("train.yml", run, {**variables, "run_id": run, "keep_on_disconnect": True})
+        leaving = {"run_id": run, "keep_on_disconnect": True, "detach": True, "detach_to": "caller"}
+        return self._play("train.yml", run, {**variables, **leaving})
 
     def resume(self, run: str, variables: Mapping[str, Any]) -> Played:
         # What the run itself knows is not said again.

@@ -74,6 +74,7 @@ class Service:
         self._lock: IO[bytes] | None = None
         self._heard = 0
         self.ticked_at = 0.0
+        judge = Judge(settings, self.ledger, self.store, self.providers, self.clock, self.catalog.variables)
         self.steps = Steps(
             settings=settings,
             store=self.store,
@@ -81,10 +82,10 @@ class Service:
             providers=self.providers,
             playbooks=playbooks or AnsiblePlaybooks(settings, config.root),
             notices=self.notices,
+            is_training=judge.is_training,
             clock=self.clock,
             artifacts_dir=config.file.artifacts_dir or str(config.root / "artifacts"),
         )
-        judge = Judge(settings, self.ledger, self.store, self.providers, self.clock)
         self.runs = workflow.Runs(self.steps, judge, self.room, launches=self.limits.running, poll_s=config.file.poll_s)
 
     # --- life -------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ for what can go wrong with a run; how a run ended stands in the ledger, and `rep
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,6 +45,7 @@ class Steps:
     providers: Mapping[str, Provider]
     playbooks: Playbooks
     notices: Notices
+    is_training: Callable[[str], bool]
     clock: Clock
     artifacts_dir: str
 
@@ -66,6 +67,8 @@ class Steps:
             record = self._record(run)
             if record is not None and _is_over(record):
                 return OVER
+            if record is not None and self.has_pod(run) and self.is_training(run):
+                return TRAINING
             played = self._play(request, record)
             self._remember_failure(run, played)
             record = self._record(run)

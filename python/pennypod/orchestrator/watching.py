@@ -9,23 +9,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
+from pennypod import monitor
 from pennypod.acceptance import run_target
 from pennypod.clock import Clock
-from pennypod.errors import PennypodError
-from pennypod.ledger import AttemptRecord, Ledger
-from pennypod.model.pod import PodState, SshAddress
+from pennypod.ledger import Ledger, RunRecord
+from pennypod.model.ids import job_of_run
+from pennypod.model.pod import SshAddress
+from pennypod.monitor import Lookout, Next, judge
 from pennypod.orchestrator.store import Store
 from pennypod.providers.base import Provider
 from pennypod.settings import Settings
 from pennypod.ssh import Ssh
-from pennypod.training import look
+from pennypod.training import Frame, look
 
-POD_HOME = "/root/pennypod"
 # A training is fetched so many seconds before its pod's deadline, whatever it says.
-RESERVE_S = 120.0
+RESERVE_S = 180.0
+DEFAULT_STALL_MINUTES = 30  # as in the role `training`
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +64,20 @@ class Judge:
     """Looks at one run, once. Safe to use from several threads."""
 
     def __init__(
-        self, settings: Settings, ledger: Ledger, store: Store, providers: Mapping[str, Provider], clock: Clock
+        self,
+        settings: Settings,
+        ledger: Ledger,
+        store: Store,
+        providers: Mapping[str, Provider],
+        clock: Clock,
+        job_of: Callable[[str], Mapping[str, Any]],
     ) -> None:
         self._settings = settings
         self._ledger = ledger
         self._store = store
         self._providers = providers
         self._clock = clock
-        self._absent: dict[str, int] = {}
+        self._job_of = job_of
 
     def judge(self, run: str) -> Verdict | None:
         """Why the watch is over, or None while the training goes on. Being unable to look is no verdict."""
@@ -76,8 +85,6 @@ class Judge:
         if request.cancel_requested is not None:
             return Verdict(request.cancel_reason or "cancelled", fetch=False)
         record = self._ledger.run(run)
-        if record.closed is not None or record.fenced_reason is not None:
-            return Verdict(record.reason or record.fenced_reason or "the run was closed", fetch=False)
         said = self._store.called_back(run)
         if said is not None:
             return Verdict(f"the training has called back: {said}")
@@ -85,36 +92,29 @@ class Judge:
             return Verdict("the deadline is near")
         return self._look_at_pod(run)
 
+    def is_training(self, run: str) -> bool:
+        """Whether the run's training is seen to go on, on its pod, by itself."""
+        seen: list[Frame] = []
+        return self._look(run, seen).next is Next.WAIT and bool(seen)
+
     def _look_at_pod(self, run: str) -> Verdict | None:
-        attempt = next((a for a in self._ledger.attempts(run) if not a.final), None)
-        if attempt is None:
-            return Verdict("no pod is left", fetch=False)
-        if attempt.ssh_host is None or attempt.ssh_port is None:
+        seen: list[Frame] = []
+        found = self._look(run, seen)
+        if found.next is Next.WAIT and seen:
+            found = judge(seen[0], run, self._stall_s(run))
+        if found.next is Next.WAIT:
             return None
-        address = SshAddress(attempt.ssh_host, attempt.ssh_port, attempt.ssh_user or "root")
-        try:
-            state = look(Ssh(run_target(self._settings, run, address)), POD_HOME).state
-        except PennypodError:
-            gone = self._why_gone(attempt)
-            return Verdict(gone, fetch=False) if gone else None
-        return Verdict(f"the training is over: {state}") if state in ("finished", "failed_to_start") else None
+        return Verdict(found.why, fetch=found.next is Next.FINISH)
 
-    def _why_gone(self, attempt: AttemptRecord) -> str:
-        """Why no answer can come from the pod any more, says its provider; empty while one may still come.
+    def _look(self, run: str, seen: list[Frame]) -> monitor.Verdict:
+        def see(_record: RunRecord, address: SshAddress, pod_home: str) -> Frame:
+            seen.append(look(Ssh(run_target(self._settings, run, address)), pod_home))
+            return seen[0]
 
-        "Not there" has to be heard twice: a provider may leave a pod out of one answer.
-        """
-        provider = self._providers.get(attempt.provider)
-        if provider is None or attempt.pod_id is None:
-            return ""
-        try:
-            pod = provider.pod(attempt.pod_id)
-        except PennypodError:
-            return ""
-        if pod is None:
-            self._absent[attempt.lease_name] = self._absent.get(attempt.lease_name, 0) + 1
-            return f"the pod is gone: {attempt.provider} has it no more" if self._absent[attempt.lease_name] > 1 else ""
-        self._absent.pop(attempt.lease_name, None)
-        if pod.state in (PodState.STOPPED, PodState.FAILED):
-            return f"the pod is {pod.state.value}, says {attempt.provider}: {pod.progress or 'no reason given'}"
-        return ""
+        # Its controller is this very process, and that is no reason not to look.
+        lookout = Lookout(self._settings, self._ledger, self._providers, self._clock, alive=lambda _who: False, see=see)
+        return lookout.look(run)
+
+    def _stall_s(self, run: str) -> float:
+        minutes = self._job_of(job_of_run(run)).get("training_stall_minutes", DEFAULT_STALL_MINUTES)
+        return float(minutes) * 60 if isinstance(minutes, int | float) else DEFAULT_STALL_MINUTES * 60.0
