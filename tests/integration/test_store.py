@@ -169,6 +169,23 @@ def test_the_embedded_server_keeps_its_keys_to_itself_and_leaves_nothing(tmp_pat
         assert open_bucket(server.config).get("kept", 100) == b"content"
 
 
+def test_the_command_serves_until_it_is_told_to_end(tmp_path: Path) -> None:
+    environment = {**os.environ, "PENNYPOD_HOME": str(tmp_path)}
+    command = subprocess.Popen(
+        [str(Path(sys.executable).with_name("pennypod")), "store"], env=environment, stdout=subprocess.PIPE, text=True
+    )
+    assert command.stdout is not None
+    ready = json.loads(command.stdout.readline())
+    config = load_config({}, tmp_path)
+    assert ready == {"endpoint": config.endpoint, "pod_endpoint": "", "bucket": "pennypod"}
+    open_bucket(config).put("x", b"content")
+    command.terminate()
+    rest, _ = command.communicate(timeout=20)
+    assert (command.returncode, rest) == (0, "")
+    with pytest.raises(StoreError, match="no object store"):
+        load_config({}, tmp_path)
+
+
 def test_the_server_of_a_killed_command_is_ended_by_the_next(tmp_path: Path) -> None:
     program = (
         "import pathlib, sys, time; from pennypod.store.embedded import EmbeddedStore;"

@@ -17,6 +17,7 @@ from pennypod.cli.offers import offers
 from pennypod.cli.runs import report, ssh
 from pennypod.cli.sample_data import sample_data
 from pennypod.cli.serve import serve
+from pennypod.cli.store import store
 from pennypod.cli.sweep import sentinel, sweep
 from pennypod.cli.verify import verify
 from pennypod.errors import PennypodError, UnprovenError
@@ -82,6 +83,7 @@ for command in (
     sample_data,
     sentinel,
     serve,
+    store,
     simulate,
     ssh,
     sweep,

@@ -95,10 +95,10 @@ class EmbeddedStore:
             raise
         self._config = config
 
-    def wait(self) -> int:
-        """Until the server ends by itself; its exit code."""
+    def ended(self) -> int | None:
+        """The server's exit code once it has ended by itself."""
         assert self._process is not None
-        return self._process.wait()
+        return self._process.poll()
 
     def stop(self) -> None:
         """Safe to call twice."""
