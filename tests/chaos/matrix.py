@@ -37,7 +37,7 @@ from workspace import REPOSITORY, Workspace
 
 OUT = REPOSITORY / "build" / "chaos"
 DEMO_DATA = REPOSITORY / ".cache" / "chaos" / "demo"
-CELL_LIMIT_S = 420
+CELL_LIMIT_S = 600
 
 
 # --- one cell, in this process ----------------------------------------------------------------------------------------
