@@ -41,7 +41,7 @@ LEASE_S = 1800.0
 WORK_S = 600.0
 GUARD_PAUSE_S = 10.0
 """The guard's longest pause between two tries."""
-MOST_DEATHS = 40
+MOST_DEATHS = 24
 SURVIVORS = ("guard", "sweep", "sweep elsewhere")
 _BASE32 = "abcdefghijklmnopqrstuvwxyz234567"
 

@@ -11,6 +11,7 @@ import http.client
 import socket
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
@@ -27,12 +28,14 @@ def is_create(method: str, path: str) -> bool:
 
 @dataclass(slots=True)
 class Hold:
-    """The first create call stops `before` or after its effect: `reached` when it is there, until `released`.
+    """The first call that `takes` it stops `before` or after its effect: `reached` when it is there, until `released`.
 
-    `passed`: it has had its effect, if it is to have one.
+    `passed`: it has had its effect, if it is to have one. With `lost` it has none: it gets no further.
     """
 
+    takes: Callable[[str, str], bool]
     before: bool
+    lost: bool = False
     reached: threading.Event = field(default_factory=threading.Event)
     released: threading.Event = field(default_factory=threading.Event)
     passed: threading.Event = field(default_factory=threading.Event)
@@ -74,7 +77,12 @@ class Line:
         self._thread.join(5)
 
     def hold_create(self, *, before: bool) -> Hold:
-        self.hold = Hold(before)
+        self.hold = Hold(is_create, before)
+        return self.hold
+
+    def lose_destroy(self) -> Hold:
+        """The first destroy call stops on its way, and never arrives."""
+        self.hold = Hold(lambda method, _path: method == "DELETE", before=True, lost=True)
         return self.hold
 
     def take_hold(self, method: str, path: str) -> Hold | None:
@@ -82,7 +90,7 @@ class Line:
         with self._lock:
             self.calls += 1
             hold = self.hold
-            if hold is None or hold.taken or not is_create(method, path):
+            if hold is None or hold.taken or not hold.takes(method, path):
                 return None
             hold.taken = True
             return hold
@@ -114,6 +122,10 @@ class _Handler(BaseHTTPRequestHandler):
             return
         hold = line.take_hold(self.command, self.path)
         _stop_at(hold, before=True)
+        if hold is not None and hold.lost:
+            hold.passed.set()
+            self._cut()
+            return
         if self.command == "DELETE":
             line.ends.append((time.monotonic(), self.path))
         try:

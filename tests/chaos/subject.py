@@ -63,6 +63,8 @@ class Subject:
             self.sim.fault(fault.endpoint, self.cell.fault, **dict(fault.options))
         if self.cell.moment in (Moment.BEFORE_CREATE, Moment.IN_CREATE):
             self.hold = self.line.hold_create(before=self.cell.moment == Moment.BEFORE_CREATE)
+        elif self.cell.moment == Moment.TEARDOWN:
+            self.hold = self.line.lose_destroy()
         elif self.cell.moment == Moment.WAITING:
             self.sim.post("faults", _LATE_SSHD)
         half = self.cell.lease_s / FACTOR / 60 / 2
@@ -118,8 +120,6 @@ class Subject:
             return lambda: any(attempt.state is AttemptState.RENTED for attempt in self.attempts())
         if moment is Moment.WAITING:
             return lambda: any(pod["stage"] == "running" for pod in self.sim.live())
-        if moment is Moment.TEARDOWN:
-            return lambda: any(attempt.state is AttemptState.DESTROYING for attempt in self.attempts())
         return lambda: moment in self.stages()
 
     def run_id(self) -> str | None:

@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from chaos.cells import Cell, Event, Ring
+from chaos.cells import Cell, Event, Moment, Ring
 from chaos.subject import Subject, containers
 from pennypod.ledger import AttemptState
 from pennypod.model.ids import parse_lease
@@ -78,6 +78,8 @@ def play(cell: Cell, run: Subject, spare_home: Path) -> Result:
         result.lease_left_s = run.lease_left_s(time.time())
         event_at, before = time.time(), costs(run)
         result.struck = result.struck and not run.over()
+        if cell.moment != Moment.PLAN and result.lease_left_s < 0:
+            result.problems.append("the moment came after the deadline: this machine is too busy, try it alone")
         if result.struck:
             run.strike()
     deadline = event_at + result.lease_left_s
