@@ -87,6 +87,11 @@ ENDS: dict[str, End] = {
         PODS,
         "test_a_pod_that_is_no_good_costs_its_rung_and_says_why",
     ),
+    "keys_lost_after": End(
+        "let in again through the provider, and the run goes on",
+        "integration/test_simulator_pods.py",
+        "test_a_key_that_is_lost_in_mid_run_is_let_in_again",
+    ),
     "bad_gpu": End(
         "the rung is lost, the machine left alone", PODS, "test_a_pod_that_is_no_good_costs_its_rung_and_says_why"
     ),

@@ -537,21 +537,23 @@ def test_bad_controls_say_what_is_wrong(call: Caller) -> None:
     assert call("GET", "/").status_code == 404
 
 
-def test_a_thousand_ghosts_are_listed_in_seconds(call: Caller) -> None:
+def test_a_thousand_ghosts_are_listed_in_less_time_than_it_takes_to_make_them(call: Caller) -> None:
+    began = time.monotonic()
     for _ in range(1000):
         assert call.runpod().status_code == 201
+    making_s = time.monotonic() - began
     call.later(20)
     began = time.monotonic()
     page = call.ok("GET", "/v2/pods", params={"limit": 1000})
     assert len(page["pods"]) == 1000
-    assert time.monotonic() - began < 3.0
+    assert time.monotonic() - began < making_s
     began = time.monotonic()
     cursor, seen = "", 0
     while cursor is not None:
         page = call.ok("GET", "/v2/pods", params={"cursor": cursor})
         seen, cursor = seen + len(page["pods"]), page["pagination"]["nextCursor"]
     assert seen == 1000
-    assert time.monotonic() - began < 6.0
+    assert time.monotonic() - began < making_s
 
 
 def test_runpods_log_is_a_stream_that_stays_open(call: Caller) -> None:
