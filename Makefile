@@ -61,6 +61,7 @@ lint: setup ## ruff, mypy, import floors, shellcheck, yamllint, ansible-lint, ge
 	shellcheck $$(git ls-files '*.sh' .ci/run)
 	yamllint --strict .
 	scripts/role_readmes.py --check
+	scripts/guarantees.py --check
 	ansible-lint --offline --strict
 
 .PHONY: format
@@ -101,8 +102,9 @@ sample-data: setup ## write a small generated YOLO data set to data/sample
 	python python/trainers/make_sample_data.py yolo data/sample $(ARGS)
 
 .PHONY: docs
-docs: setup ## write the variable tables of roles/*/README.md anew
+docs: setup ## write the variable tables of roles/*/README.md and the measured tables of docs/guarantees.md anew
 	scripts/role_readmes.py
+	scripts/guarantees.py
 
 .PHONY: lock
 lock: setup ## resolve requirements.lock anew from pyproject.toml
