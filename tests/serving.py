@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import json
@@ -15,6 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import psutil
 import requests
 from pennypod.ledger import open_ledger
 from pennypod.settings import load_settings
@@ -90,6 +92,15 @@ class Serving:
         if self._process is not None:
             self._process.send_signal(signal.SIGKILL)
             self._process.wait(10)
+
+    def close(self) -> None:
+        """At the end of a test: the server, and the guards of what it has left unfinished."""
+        self.kill()
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                home = process.environ().get("PENNYPOD_HOME")
+                if home == self._environment["PENNYPOD_HOME"] and "pennypod.guard" in process.cmdline():
+                    process.kill()
 
     def terminate(self) -> int:
         """SIGTERM, as systemd does; the exit code."""

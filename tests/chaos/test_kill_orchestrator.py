@@ -18,7 +18,7 @@ ALWAYS = ("created", "finishing", "gone")
 def rehearsal(tmp_path: Path) -> Iterator[Rehearsal]:
     made = Rehearsal(tmp_path, "poll_s: 0.5")
     yield made
-    made.kill()
+    made.close()
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ def served(workspace: Workspace) -> Iterator[Serving]:
     serving = Serving(command, workspace.root, environment, workspace.root / "serve.log")
     serving.start()
     yield serving
-    serving.kill()
+    serving.close()
 
 
 def check_succeeded(served: Serving, workspace: Workspace, run: str) -> None:

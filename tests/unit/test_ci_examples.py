@@ -27,7 +27,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rehearsal]:
     rehearsal.write_job("demo", "webhook_overrides: [smoke]")
     rehearsal.start()
     yield rehearsal
-    rehearsal.kill()
+    rehearsal.close()
 
 
 def shell(served: Rehearsal, command: str, where: Path, **more: str) -> subprocess.Popen[str]:

@@ -15,7 +15,7 @@ from workspace import wait_until
 def rehearsal(tmp_path: Path) -> Iterator[Rehearsal]:
     made = Rehearsal(tmp_path, "poll_s: 0.5")
     yield made
-    made.kill()
+    made.close()
 
 
 def test_a_run_goes_through_its_stages(rehearsal: Rehearsal) -> None:
@@ -115,4 +115,4 @@ def test_success_wakes_the_watch_at_once(tmp_path: Path) -> None:
     rehearsal.call_back(run, "failure", reason="out of memory")
     rehearsal.wait_for(run, stage="finish")
     assert time.monotonic() - began < 10, "the next look would have been in an hour"
-    rehearsal.kill()
+    rehearsal.close()

@@ -32,7 +32,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rehearsal]:
     rehearsal.start(HUB_SECRET="hub-secret-1 hub-secret-2", LAB_SECRET="lab-token")
     rehearsal.wait_for(rehearsal.start_run(), stage="watch")  # the one place is taken
     yield rehearsal
-    rehearsal.kill()
+    rehearsal.close()
 
 
 @pytest.fixture
@@ -158,7 +158,7 @@ def test_a_replayed_delivery_after_a_restart(tmp_path: Path) -> None:
     rehearsal.start()
     check_problem(rehearsal.post(START, timestamp=stamp), 409, "replayed")
     assert len(rehearsal.created()) <= 1
-    rehearsal.kill()
+    rehearsal.close()
 
 
 def test_a_key_that_came_with_another_body(served: Rehearsal) -> None:
@@ -339,7 +339,7 @@ def test_a_full_queue_says_when_to_come_again_and_takes_the_very_delivery_then(t
     rehearsal.post({"action": "train_cancel", "run": waiting_runs[0]})
     assert rehearsal.post(START, timestamp=stamp, key="later").status_code == 202
     assert rehearsal.status(waiting_runs[0])["outcome"] == "cancelled"
-    rehearsal.kill()
+    rehearsal.close()
 
 
 def test_too_many_starts_from_one_source(tmp_path: Path) -> None:
@@ -350,4 +350,4 @@ def test_too_many_starts_from_one_source(tmp_path: Path) -> None:
     assert len(answers) - len(refused) == 20
     check_problem(refused[0], 429, "rate_limited")
     assert int(refused[0].headers["retry-after"]) > 1
-    rehearsal.kill()
+    rehearsal.close()
