@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
+from pennypod.cli import main
 from pennypod.errors import StoreError
 from pennypod.store import Bucket, Checkpoints, keep_dataset, load_config, open_bucket
 from pennypod.store.config import StoreConfig
@@ -172,7 +174,10 @@ def test_the_embedded_server_keeps_its_keys_to_itself_and_leaves_nothing(tmp_pat
 def test_the_command_serves_until_it_is_told_to_end(tmp_path: Path) -> None:
     environment = {**os.environ, "PENNYPOD_HOME": str(tmp_path)}
     command = subprocess.Popen(
-        [str(Path(sys.executable).with_name("pennypod")), "store"], env=environment, stdout=subprocess.PIPE, text=True
+        [str(Path(sys.executable).with_name("pennypod")), "store", "serve"],
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert command.stdout is not None
     ready = json.loads(command.stdout.readline())
@@ -331,6 +336,36 @@ def test_a_store_that_is_gone_never_fails_a_training(pod: Pod) -> None:
     wait_until(lambda: "no unused URL is left" in pod.log(), 20, "it is written down")
     pod.renew()
     pod.wait_kept(2)
+
+
+def test_the_command_line_shows_and_fetches_them(server: EmbeddedStore, pod: Pod, tmp_path: Path) -> None:
+    pod.renew()
+    pod.offer(1, b"epoch one")
+    pod.wait_kept(1)
+    config = server.config
+    environ = {
+        "PENNYPOD_HOME": str(tmp_path / "home"),
+        "PENNYPOD_S3_BUCKET": config.bucket,
+        "PENNYPOD_S3_ENDPOINT": config.endpoint,
+        "PENNYPOD_S3_ACCESS_KEY_ID": config.access_key,
+        "PENNYPOD_S3_SECRET_ACCESS_KEY": config.secret_key,
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in environ.items():
+            patch.setenv(name, value)
+        call = CliRunner().invoke
+        (found,) = json.loads(call(main, ["store", "checkpoints", RUN, "--json"]).stdout)
+        assert (found["slot"], found["epoch"]) == ("001-00001", 1)
+        assert "epoch 1" in call(main, ["store", "checkpoints", RUN]).stdout
+        target = tmp_path / "home.tar"
+        assert call(main, ["store", "fetch", RUN, str(target)]).exit_code == 0
+        assert hashlib.sha256(target.read_bytes()).hexdigest() == found["sha256"]
+        other = call(main, ["store", "fetch", "other-1201-aaaaa", str(tmp_path / "none")])
+        assert (other.exit_code, other.stderr.count("\n")) == (1, 1)
+        assert call(main, ["store", "checkpoints", "../x"]).exit_code == 1
+        first = json.loads(call(main, ["store", "keep-data", str(pod.training), "--json"]).stdout)
+        second = json.loads(call(main, ["store", "keep-data", str(pod.training), "--json"]).stdout)
+        assert (first["packs"], second["packs"], second["name"]) == (1, 0, first["name"])
 
 
 # --- data ------------------------------------------------------------------------------

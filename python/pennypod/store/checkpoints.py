@@ -23,7 +23,7 @@ from pennypod.store.layout import (
 )
 from pennypod.store.urls import Download, UploadSlot, UrlPlan
 
-SLOTS_AT_ONCE = 32
+SLOTS_AT_ONCE = 64
 """How many checkpoints a pod can upload before its URLs are renewed."""
 KEPT = 2
 """The newest one, and the one before it in case the newest turns out not to be what its marker says."""
@@ -41,6 +41,8 @@ class Checkpoints:
     """Of one run. Every method asks the bucket anew."""
 
     def __init__(self, bucket: Bucket, run: str) -> None:
+        """Raises ValueError for what is no run id."""
+        checkpoints_prefix(run)
         self._bucket = bucket
         self._run = run
 

@@ -38,7 +38,7 @@ def load_config(environ: Mapping[str, str], home: Path) -> StoreConfig:
         if found is None:
             raise StoreError(
                 "no object store: set PENNYPOD_S3_BUCKET, PENNYPOD_S3_ACCESS_KEY_ID and PENNYPOD_S3_SECRET_ACCESS_KEY"
-                " (and PENNYPOD_S3_ENDPOINT unless it is AWS), or start the embedded one: pennypod store"
+                " (and PENNYPOD_S3_ENDPOINT unless it is AWS), or start the embedded one: pennypod store serve"
             )
         return found
     names = ("PENNYPOD_S3_ACCESS_KEY_ID", "PENNYPOD_S3_SECRET_ACCESS_KEY")

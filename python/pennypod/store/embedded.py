@@ -178,7 +178,7 @@ def _locked(path: Path) -> IO[bytes]:
 
 
 def _end_orphan(path: Path) -> None:
-    """The server of a `pennypod store` that was killed."""
+    """The server of a `pennypod store serve` that was killed."""
     with contextlib.suppress(OSError, ValueError):
         process = path.read_text(encoding="utf-8")
         if processes.can_judge(process) and processes.is_alive(process):

@@ -1,0 +1,65 @@
+"""A real pod keeps its checkpoints in the embedded store, which it reaches from its container, without a key for it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pennypod.errors import StoreError
+from pennypod.providers.local.engine import find_engine
+from pennypod.simulator.pods import gateway
+from pennypod.store import Checkpoints, open_bucket
+from pennypod.store.embedded import EmbeddedStore
+from workspace import Workspace
+
+pytest.importorskip("boto3", reason="the store extra is not installed")
+pytestmark = [pytest.mark.pod, pytest.mark.heavy, pytest.mark.xdist_group("store")]
+
+# Keeps two checkpoints, waits until the second one is there, and tells all that it can see of its surroundings.
+TRAINER = (
+    "mkdir -p runs/x; for e in 1 2; do echo state $e > runs/x/last; echo epoch $e/2;"
+    ' $PENNYPOD_CHECKPOINT_HOOK $e "$PWD/runs/x" last; done;'
+    " for i in $(seq 300); do grep -qs '\"kept_epoch\": 2' ../store/state.json && break; sleep 0.1; done;"
+    " cat ../store/log; env; cat /proc/1/environ | tr '\\0' '\\n';"
+    ' sh "$PENNYPOD_CODE/train.sh" 1 0'
+)
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Iterator[Workspace]:
+    workspace = Workspace(tmp_path)
+    yield workspace
+    assert workspace.pods() == []
+
+
+def test_a_container_pod_keeps_its_checkpoints(workspace: Workspace) -> None:
+    engine = find_engine(os.environ, workspace.settings.cache_dir)
+    address = "" if engine.rootless else gateway(engine)
+    if not address:
+        pytest.skip("this engine's containers find no host address of ours")
+    try:
+        server = EmbeddedStore(workspace.home, pod_address=address)
+        server.start()
+    except StoreError as exc:
+        if "no free port" in str(exc):
+            pytest.skip("the engine's bridge is not up: it comes with the first container")
+        raise
+    try:
+        done = workspace.play(
+            "-e", json.dumps({"training_command": TRAINER}), job="tiny", checkpoint_store="true", smoke="true"
+        )
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+        (document,) = workspace.documents()
+        log = (workspace.artifacts / document["run"] / "train.log").read_text()
+        assert "epoch 2 is kept" in log
+        newest = Checkpoints(open_bucket(server.config), document["run"]).newest()
+        assert newest is not None
+        assert (newest.slot.attempt, newest.marker.epoch) == (1, 2)
+        for secret in (server.config.secret_key, server.config.access_key):
+            assert secret not in log + done.stdout + done.stderr
+        assert "X-Amz-Signature" not in log + done.stdout + done.stderr
+    finally:
+        server.stop()
