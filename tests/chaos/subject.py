@@ -113,7 +113,7 @@ class Subject:
     def _arrived(self, moment: Moment) -> Callable[[], bool]:
         """What tells that the run is there: a held call, a row of the ledger, a stage of the simulated pod."""
         if moment is Moment.PLAN:
-            return lambda: self.line.calls > 0
+            return lambda: self.run_id() is not None  # on the books, and nothing is asked for yet
         if self.hold is not None:
             return self.hold.reached.is_set
         if moment is Moment.AFTER_ID:
