@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pennypod.clock import Clock
-from pennypod.errors import PennypodError, StoreError
+from pennypod.errors import PennypodError, SshError, StoreError
 from pennypod.ledger import AttemptRecord
 from pennypod.settings import Settings
 from pennypod.ssh import Ssh
@@ -72,7 +72,10 @@ class CheckpointKeeper:
         if newest is None:
             return env
         command = f"python3 {folder}/keep_checkpoint.py restore {folder} {folder}/resume"
-        answer = parse_answer(self.ssh.run(command, timeout_s=_RESTORE_S).stdout) or {}
+        try:
+            answer = parse_answer(self.ssh.run(command, timeout_s=_RESTORE_S).stdout) or {}
+        except SshError as exc:  # too slow, or the line broke: whether the pod is there, the launch will tell
+            answer = {"why": exc.message}
         if answer.get("restored"):
             self.resumed_epoch = newest.marker.epoch
             self.say(f"goes on from the checkpoint of epoch {newest.marker.epoch}")

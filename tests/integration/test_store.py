@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shlex
 import signal
 import stat
 import subprocess
@@ -24,6 +25,7 @@ from pennypod.store import Bucket, Checkpoints, keep_dataset, load_config, open_
 from pennypod.store.config import StoreConfig
 from pennypod.store.embedded import EmbeddedStore
 from pennypod.store.layout import CHECKPOINT, MARKER, Slot, slot_key
+from standalone import TRAINERS, load_script
 from tcp_proxy import CuttingProxy
 from workspace import wait_until
 
@@ -336,6 +338,47 @@ def test_a_store_that_is_gone_never_fails_a_training(pod: Pod) -> None:
     wait_until(lambda: "no unused URL is left" in pod.log(), 20, "it is written down")
     pod.renew()
     pod.wait_kept(2)
+
+
+def test_the_demos_trainer_goes_on_with_its_epochs_on_another_pod(pod: Pod, bucket: Bucket, tmp_path: Path) -> None:
+    pytest.importorskip("numpy", reason="the demo extra is not installed")
+    pytest.importorskip("PIL", reason="the demo extra is not installed")
+    maker = load_script("make_sample_data")
+    maker.CLASSES, maker.CLASSIFY_COUNTS = ("cross", "disc"), {"train": 20, "val": 8}
+    (tmp_path / "data").mkdir()
+    maker.make_classify(tmp_path / "data", seed=7)
+    trainer = [sys.executable, str(TRAINERS / "train_demo.py"), "--data", str(tmp_path / "data"), "--imgsz", "16"]
+
+    def train(where: Pod, *arguments: str, **env: str) -> list[str]:
+        # With a wait, so that each epoch's checkpoint is kept however fast the epochs are.
+        hook = tmp_path / "hook.sh"
+        offer = shlex.join([sys.executable, str(KEEPER), "offer", str(where.store)])
+        told = f"grep -qs '\"kept_epoch\": '$1, {shlex.quote(str(where.store / 'state.json'))}"
+        hook.write_text(f'{offer} "$@"; for i in $(seq 300); do {told} && exit; sleep 0.1; done\n')
+        done = subprocess.run(
+            [*trainer, *arguments],
+            cwd=where.training,
+            env={**os.environ, "PENNYPOD_CHECKPOINT_HOOK": f"sh {hook}", **env},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert done.returncode == 0, done.stderr
+        return [line.split()[1] for line in done.stdout.splitlines() if line.startswith("epoch ")]
+
+    pod.renew()
+    assert train(pod, "--epochs", "3") == ["1/3", "2/3", "3/3"]
+    pod.wait_kept(3)
+    # As if the pod had been taken away after epoch 2: what came later never got its marker.
+    bucket.delete(slot_key(RUN, Slot(1, 3), MARKER))
+    other = Pod(tmp_path / "other", bucket, attempt=2)
+    other.renew(resume=True)
+    assert json.loads(other.call("restore", str(other.store / "resume")).removeprefix("@pennypod "))["restored"]
+    assert train(other, "--epochs", "3", PENNYPOD_RESUME_FROM=str(other.store / "resume")) == ["3/3"]
+    other.wait_kept(3)
+    again = other.checkpoints.newest()
+    assert again is not None
+    assert (again.slot.attempt, again.marker.epoch) == (2, 3)
 
 
 def test_the_command_line_shows_and_fetches_them(server: EmbeddedStore, pod: Pod, tmp_path: Path) -> None:

@@ -51,6 +51,8 @@ class FakeSsh:
         self.written.append(stdin)
 
     def run(self, remote: str, *, timeout_s: float) -> Completed:
+        if "slow" in self.answer:
+            raise SshError("no answer within 600 s")
         return Completed(0, b"noise\n@pennypod " + json.dumps(self.answer).encode() + b"\n", b"")
 
 
@@ -122,17 +124,24 @@ def test_a_call_does_not_wait_for_a_slow_pod() -> None:
     assert len(scene.checkpoints.lifetimes) == 1
 
 
-def test_a_checkpoint_that_cannot_be_fetched_lets_the_training_begin_anew() -> None:
+def test_a_training_goes_on_from_the_newest_checkpoint() -> None:
     scene = Scene(Terms(attempt=2))
     scene.checkpoints.found = Kept(Slot(1, 7), Marker(10, "ab" * 32, 7))
     assert scene.keeper.prepare()["PENNYPOD_RESUME_FROM"] == "/pod home/store/resume"
     assert scene.keeper.resumed_epoch == 7
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [({"restored": False, "why": "the store answers 403"}, "403"), ({"slow": True}, "within 600 s"), ({}, "no answer")],
+)
+def test_a_checkpoint_that_cannot_be_fetched_lets_the_training_begin_anew(answer: dict[str, Any], says: str) -> None:
     scene = Scene(Terms(attempt=2))
     scene.checkpoints.found = Kept(Slot(1, 7), Marker(10, "ab" * 32, 7))
-    scene.ssh.answer = {"restored": False, "why": "the store answers 403"}
+    scene.ssh.answer = answer
     assert "PENNYPOD_RESUME_FROM" not in scene.keeper.prepare()
     assert scene.keeper.resumed_epoch is None
-    assert "403" in scene.said[0]
+    assert says in scene.said[0]
 
 
 def test_where_nobody_stays_the_urls_hold_to_the_deadline() -> None:
