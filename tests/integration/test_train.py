@@ -124,13 +124,14 @@ def test_a_plan_rents_nothing(workspace: Workspace) -> None:
         ({"max_price_usd_per_h": "0.01"}, "no offer fits"),
         ({"dataset": "/nowhere/at/all"}, "/nowhere/at/all"),
         ({"provider": "lunar"}, "lunar"),
+        ({"max_cost": "0.01"}, "did you mean max_cost_usd?"),
         ({"job": "nonesuch"}, "known jobs are"),
         ({"plan_only": "yess"}, "yess"),
         ({"max_cost_usd": "abc"}, "max_cost_usd"),
         ({"job": "No-Such"}, "lower-case"),
         ({"job": ""}, "job=NAME"),
     ],
-    ids=["cost", "day", "price", "dataset", "provider", "job", "plan-only", "cost-word", "job-name", "no-job"],
+    ids=["cost", "day", "price", "dataset", "provider", "typo", "job", "plan-only", "cost-word", "job-name", "no-job"],
 )
 def test_wrong_input_is_one_line_and_rents_nothing(workspace: Workspace, extra: dict[str, str], said: str) -> None:
     done = workspace.play(**({"job": "tiny"} | extra))

@@ -1,0 +1,103 @@
+"""Which extra variables mean anything. Floor 2: the repository's YAML files are its one outside thing.
+
+Ansible takes any `-e NAME=VALUE` in silence, so a misspelt cap would be no cap. Known is what the playbook documents,
+what the roles declare, what their defaults read, and any word of the job files: their templates may use own variables.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import yaml
+from jinja2 import meta
+
+from pennypod.errors import InputError
+
+_START = ("job", "provider", "smoke", "dataset", "plan_only", "allow_community", "artifacts_dir", "run_id")
+_LEAVE = ("detach", "detach_to", "detach_poll_minutes", "keep_on_disconnect", "escrow_grace_s")
+_GO_ON = ("run", "cancel", "dataset", "smoke", "keep_on_disconnect")
+_AGAIN = ("job", "provider", "artifacts_dir")  # harmless, and people repeat the line that started the run
+INPUTS = {
+    "train": (*_START, *_LEAVE),
+    "offers": (*_START, *_LEAVE),
+    "resume": (*_GO_ON, *_AGAIN),
+    "finish": (*_GO_ON, *_AGAIN),
+}
+"""What a playbook reads itself; the caps and the like are what the roles' defaults read."""
+
+_RESERVED = ("ansible_", "pennypod_")
+_COMMENT = re.compile(r"(^|\s)#.*$", re.MULTILINE)
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_YAML_FILES = ("*.yml", "*.yaml")
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """`inputs` are names of pennypod, worth suggesting; `words` are whatever else the job files hold."""
+
+    inputs: frozenset[str]
+    words: frozenset[str] = frozenset()
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.inputs or name in self.words or str(name).startswith(_RESERVED)
+
+
+def known_inputs(root: Path, playbook: str) -> Known:
+    """What `playbook` of the repository at `root` understands. Raises InputError when a role's file cannot be read."""
+    names = set(INPUTS[playbook])
+    for role in sorted((root / "roles").iterdir()):
+        names |= _role_names(role)
+    words: set[str] = set()
+    for file in (file for pattern in _YAML_FILES for file in (root / "group_vars").rglob(pattern)):
+        words.update(_NAME.findall(_COMMENT.sub("", file.read_text(encoding="utf-8", errors="replace"))))
+    return Known(frozenset(name for name in names if not name.startswith("__")), frozenset(words))
+
+
+def refusals(given: Iterable[str], known: Known) -> list[str]:
+    """One sentence for each name that nothing knows, with the nearest known one where there is one."""
+    return [_refusal(name, known) for name in sorted(given) if name not in known]
+
+
+def _refusal(name: str, known: Known) -> str:
+    near = difflib.get_close_matches(name, sorted(known.inputs), n=1)
+    advice = f"did you mean {near[0]}?" if near else "a job's own variable has to occur in its file in group_vars/"
+    return f"nothing knows the variable {name} of -e: {advice}"
+
+
+def _role_names(role: Path) -> set[str]:
+    """The role's variables, and those that its defaults read."""
+    defaults = _load(role / "defaults" / "main.yml")
+    names = set(defaults) | _read_by(defaults)
+    for entry in (_load(role / "meta" / "argument_specs.yml").get("argument_specs") or {}).values():
+        names.update(entry.get("options") or {})
+    return names
+
+
+def _read_by(value: Any) -> set[str]:
+    """The variables that the templates in a value read."""
+    if isinstance(value, dict):
+        return _read_by(list(value.values()))
+    if isinstance(value, list):
+        return {name for item in value for name in _read_by(item)}
+    if not isinstance(value, str) or "{" not in value:
+        return set()
+    try:
+        return meta.find_undeclared_variables(jinja2.Environment(autoescape=True).parse(value))
+    except jinja2.TemplateSyntaxError:
+        return set()  # Ansible will say so, and better
+
+
+def _load(path: Path) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, yaml.YAMLError) as exc:
+        raise InputError(f"{path} cannot be read: {' '.join(str(exc).split())}") from exc
+    return content if isinstance(content, dict) else {}
