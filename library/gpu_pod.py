@@ -106,6 +106,12 @@ options:
     description: Why the pod is destroyed, for the ledger. Used with C(state=absent).
     type: str
     default: asked for
+  failed:
+    description:
+      - The run has failed. With C(state=absent), the provider is then asked what has become of the pod before it is
+        destroyed; RV(cause) tells it.
+    type: bool
+    default: false
 attributes:
   check_mode:
     support: full
@@ -179,6 +185,11 @@ receipts:
   returned: state is absent
   type: list
   elements: dict
+cause:
+  description: What the provider said of the lost pod of a failed run, and what to do. Empty when there was none.
+  returned: state is absent
+  type: str
+  sample: "vast shows pod 17000007 as stopped: exited evicted; start the run again to rent another one"
 failure:
   description: What went wrong, for programs - C(code), C(message), C(details).
   returned: failure
@@ -199,6 +210,7 @@ from pennypod.guard import ensure_guard
 from pennypod.ledger import AttemptState, Ledger, open_ledger
 from pennypod.model.money import usd_to_micros
 from pennypod.planning import caps_from, offer_from, terms_from
+from pennypod.podwork import cause_of_loss, explained
 from pennypod.providers.base import Provider
 from pennypod.providers.registry import all_providers, is_rehearsal, prepare
 from pennypod.rental import Rental, RentRequest, Tenancy
@@ -229,6 +241,7 @@ ARGUMENT_SPEC: dict[str, Any] = {
     "pod_home": {"type": "str", "default": "/root/pennypod"},
     "login_s": {"type": "float", "default": 300},
     "reason": {"type": "str", "default": "asked for"},
+    "failed": {"type": "bool", "default": False},
 }
 
 
@@ -241,7 +254,7 @@ def body(module: AnsibleModule) -> dict[str, Any]:
     rental = Rental(providers, ledger, clock)
     ledger.run(module.params["run"])
     if module.params["state"] == "absent":
-        return _absent(module, settings, ledger, rental)
+        return _absent(module, settings, ledger, rental, providers)
     if module.params["state"] == "resumed":
         return _resumed(module, settings, ledger, rental)
     return _present(module, settings, ledger, rental, providers)
@@ -364,17 +377,23 @@ def _gate(options: dict[str, Any], machines: list[tuple[str, str, int]]) -> Gate
     )
 
 
-def _absent(module: AnsibleModule, settings: Settings, ledger: Ledger, rental: Rental) -> dict[str, Any]:
+def _absent(
+    module: AnsibleModule, settings: Settings, ledger: Ledger, rental: Rental, providers: dict[str, Provider]
+) -> dict[str, Any]:
     run = module.params["run"]
     pending = [attempt for attempt in ledger.attempts(run) if not attempt.final]
     before = {"pods": [attempt.lease_name for attempt in pending]}
+    cause, reason = "", module.params["reason"]
     if not module.check_mode:
         events = Events(settings.run_dir(run), run)
+        if module.params["failed"]:
+            told = (cause_of_loss(providers[a.provider], a) for a in pending if a.provider in providers)
+            cause = "; ".join(text for text in told if text)
         for attempt in Escrow(settings, ledger, SystemClock()).release(pending, events.emit):
-            rental.destroy(attempt, outcome="done", reason=module.params["reason"], report=events.emit)
+            rental.destroy(attempt, outcome="done", reason=explained(reason, cause), report=events.emit)
     result = _result(ledger, run, changed=bool(pending), before=before, after={"pods": []}, pod={})
     receipts = [attempt.receipt for attempt in ledger.attempts(run) if attempt.receipt is not None]
-    return {**result, "receipts": receipts}
+    return {**result, "receipts": receipts, "cause": cause}
 
 
 def _pod(settings: Settings, tenancy: Tenancy) -> dict[str, Any]:

@@ -62,6 +62,10 @@ options:
     description: Why, in one line.
     type: str
     default: ""
+  cause:
+    description: What M(gpu_pod) says has become of the pod of a failed run; the reason then begins with it.
+    type: str
+    default: ""
 attributes:
   check_mode:
     support: full
@@ -130,7 +134,7 @@ from pennypod.jobs import load_job
 from pennypod.ledger import ArtifactRecord, Ledger, Outcome, RunRecord, open_ledger
 from pennypod.model.ids import job_of_run, new_run_id
 from pennypod.monitor import FOLDER as MONITOR_FOLDER
-from pennypod.podwork import ASK_EVERY_S
+from pennypod.podwork import ASK_EVERY_S, explained
 from pennypod.providers.registry import all_providers
 from pennypod.receipts import write_json
 from pennypod.report import run_document, write_results
@@ -149,6 +153,7 @@ ARGUMENT_SPEC: dict[str, Any] = {
     "artifacts": {"type": "list", "elements": "dict", "default": []},
     "outcome": {"type": "str", "choices": ["succeeded", "failed", "cancelled"]},
     "reason": {"type": "str", "default": ""},
+    "cause": {"type": "str", "default": ""},
 }
 REQUIRED_IF = [
     ("state", "opened", ["jobs_dir", "artifacts_root"]),
@@ -291,7 +296,7 @@ def _close(module: AnsibleModule, settings: Settings, ledger: Ledger) -> dict[st
         if outcome is Outcome.SUCCEEDED and any(not attempt.final for attempt in ledger.attempts(run)):
             outcome, options["reason"] = Outcome.FAILED, "a pod is not proven gone: it may still be billing"
         ledger.finish_stage(run, "teardown", now)
-        ledger.close_run(run, outcome, options["reason"], now)
+        ledger.close_run(run, outcome, explained(options["reason"], options["cause"]), now)
     document = run_document(ledger, run, now)
     if not module.check_mode:
         with contextlib.suppress(OSError):  # a full disk must not hide how the run ended: the ledger has it

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pennypod.errors import FencedError, PennypodError
-from pennypod.ledger import Ledger, open_ledger
+from pennypod.ledger import AttemptState, Ledger, open_ledger
 from pennypod.model import netdev
 from pennypod.model.pod import PodState
 from pennypod.providers.registry import open_provider
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     from pennypod.clock import Clock
     from pennypod.events import Events
+    from pennypod.ledger import AttemptRecord
+    from pennypod.providers.base import Provider
     from pennypod.settings import Settings
     from pennypod.transfer import Progress
 
@@ -162,6 +164,33 @@ class PodWatch:
         if pod.state in (PodState.STOPPED, PodState.FAILED):
             return f"the pod is {pod.state.value}, says {attempt.provider}: {pod.progress or 'no reason given'}"
         return ""
+
+
+def cause_of_loss(provider: Provider, attempt: AttemptRecord) -> str:
+    """What the provider says of a failed run's pod, asked once and before anybody destroys it; with what to do.
+
+    Empty while it shows the pod running, when it does not answer, and when the pod's end was asked for: then its
+    absence is our own doing.
+    """
+    if attempt.final or attempt.pod_id is None or attempt.state is AttemptState.DESTROYING:
+        return ""
+    try:
+        pod = provider.pod(attempt.pod_id)
+    except PennypodError:
+        return ""
+    name = f"pod {attempt.pod_id[:12]}"
+    if pod is None:
+        said = f"{name} is no longer listed at {provider.name}"
+    elif pod.state in (PodState.STOPPED, PodState.FAILED):
+        said = f"{provider.name} shows {name} as {pod.state.value}: {pod.progress or 'no reason given'}"
+    else:
+        return ""
+    return f"{said}; start the run again to rent another one"
+
+
+def explained(reason: str, cause: str) -> str:
+    """A failure with its cause first: what was noticed is often only that nobody answers any more."""
+    return f"{cause} (noticed as: {reason})" if cause else reason
 
 
 def show_bytes(
