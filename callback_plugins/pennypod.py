@@ -257,12 +257,12 @@ class CallbackModule(Default):
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
-    def _sum_up(self) -> None:
+    def _sum_up(self, *, interrupted: bool = False) -> None:
         if self._summed_up:
             return
         self._summed_up = True
         try:
-            text = _summary(self._live.runs)
+            text = _summary(self._live.runs, interrupted=interrupted)
         except Exception as exc:  # noqa: BLE001 - a summary must not change how a play ends
             self._display.warning(f"the summary cannot be shown: {exc}; `pennypod ledger` has it all")
             return
@@ -275,7 +275,7 @@ class CallbackModule(Default):
             self._stop_ticking()
             if self._live.runs:
                 self._display.display("ended early: the guard destroys what is left, `pennypod ledger` shows it done")
-            self._sum_up()
+            self._sum_up(interrupted=True)
 
 
 class _Output:
@@ -308,7 +308,7 @@ def _task_name(result: Any) -> str:
     return result.task.get_name().split(" : ", 1)[-1].strip()
 
 
-def _summary(runs: list[str]) -> str:
+def _summary(runs: list[str], *, interrupted: bool = False) -> str:
     """The summaries of these runs and, last, how many pods of all runs may be billing."""
     settings = load_settings()
     if not runs and not (settings.ledger_file is None or settings.ledger_file.exists()):
@@ -327,13 +327,14 @@ def _summary(runs: list[str]) -> str:
         known = 0
         for run in runs:
             with contextlib.suppress(InputError):  # a host that only looks like a run
-                out.print(summary(run_document(ledger, run, now), closing=False), soft_wrap=True)
+                document = run_document(ledger, run, now)
+                out.print(summary(document, closing=False, interrupted=interrupted), soft_wrap=True)
                 out.print()
                 known += 1
         pending = ledger.pending_attempts()
         left = [text for run in runs if (text := _farewell(settings, ledger, run))]
     if pending:
-        out.print(still_billing_line(pending, now), style="bold red", soft_wrap=True)
+        out.print(still_billing_line(pending, now, runs), style="bold red", soft_wrap=True)
     if known or pending:
         last = "; ".join([f"pods still billing: {len(pending)}", *left])
         out.print(last, style="bold red" if pending else "bold green", end="", soft_wrap=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -125,17 +125,24 @@ def write_results(ledger: Ledger, run: str, now: float) -> dict[str, Any]:
     return document
 
 
-def summary(document: dict[str, Any], *, closing: bool = True) -> RenderableType:
-    """The table a run ends with: stages, cost, weights, verdict and, when `closing`, what still bills."""
-    table = Table(title=f"{document['run']}: {document['outcome']}", title_justify="left", show_edge=False)
+def summary(document: dict[str, Any], *, closing: bool = True, interrupted: bool = False) -> RenderableType:
+    """The table a run ends with: stages, cost, weights, verdict and, when `closing`, what still bills.
+
+    `interrupted`: its command was, so that a run which the ledger still calls running is so no more.
+    """
+    cut_off = interrupted and document["outcome"] == "running"
+    outcome = "interrupted" if cut_off else document["outcome"]
+    title = Text(f"{document['run']}: {outcome}", style="italic")  # the table's own would wrap at its width
+    table = Table(show_edge=False)
     table.add_column("stage")
     table.add_column("seconds", justify="right")
     for stage, seconds in document["stages"].items():
         table.add_row(stage, f"{seconds:.1f}")
-    lines: list[RenderableType] = [table, Text()]
+    lines: list[RenderableType] = [title, table, Text()]
     if document["outcome"] not in (Outcome.SUCCEEDED, "running") and document["reason"]:
         lines.append(Text(f"reason      {document['reason']}", style="red"))
-    lost = [attempt for attempt in document["attempts"] if attempt["outcome"] not in ("ready", "done")]
+    # One that is not over, or whose end only follows from the run's, has no reason of its own to tell.
+    lost = [a for a in document["attempts"] if a["outcome"] not in ("ready", "done") and a["reason"]]
     for attempt in lost:
         lines.append(Text(f"attempt     {attempt['provider']}/{attempt['machine_id']}: {attempt['reason']}"))
     for offer in document["passed_over"]:
@@ -154,7 +161,9 @@ def summary(document: dict[str, Any], *, closing: bool = True) -> RenderableType
             lines.append(Text(f"            sha256 {item['sha256']}"))
     lines += _fuse_words(document.get("fuse"))
     lines += _weights_words(document.get("weights_at_end"))
-    if document["verdict"]:
+    if cut_off:
+        lines.append(Text(f"look        pennypod report {document['run']} tells how its guard has ended it"))
+    elif document["verdict"]:
         lines.append(Text(f"verdict     {document['verdict']}"))
     elif document["outcome"] == Outcome.SUCCEEDED:
         lines.append(Text(f"verdict     open: pennypod ledger verdict {document['run']} adopt|skip"))
@@ -276,11 +285,25 @@ def unproven(run: RunRecord, attempts: Iterable[AttemptRecord]) -> list[AttemptR
     return [a for a in attempts if not a.final and (over or a.state is AttemptState.DESTROYING)]
 
 
-def still_billing_line(pending: list[AttemptRecord], now: float) -> str:
-    """One line for the end of every command; empty when nothing may be billing."""
+def still_billing_line(pending: Sequence[AttemptRecord], now: float, runs: Collection[str] = ()) -> str:
+    """What to say at the end of every command; empty when nothing may be billing.
+
+    With `runs`, the command was about these: pods of other ones are told apart, on a line of their own.
+    """
+    own = [attempt for attempt in pending if not runs or attempt.run in runs]
+    others = [attempt for attempt in pending if attempt not in own]
+    lines = [
+        _billing_words("may still be billing", own, now),
+        _billing_words("may still be billing, of other runs", others, now),
+    ]
+    return "\n".join(line for line in lines if line)
+
+
+def _billing_words(what: str, pending: Sequence[AttemptRecord], now: float) -> str:
     if not pending:
         return ""
     cost = format_usd(sum(attempt.cost_micros(now) for attempt in pending))
     names = ", ".join(attempt.lease_name for attempt in pending)
-    gone_unproven = sum(attempt.state is AttemptState.DESTROYING for attempt in pending)
-    return f"may still be billing: {len(pending)} pods ({gone_unproven} being destroyed), {cost} so far: {names}"
+    ending = sum(attempt.state is AttemptState.DESTROYING for attempt in pending)
+    being = f" ({ending} being destroyed)" if ending else ""
+    return f"{what}: {len(pending)} {'pod' if len(pending) == 1 else 'pods'}{being}, {cost} so far: {names}"

@@ -146,7 +146,7 @@ def test_what_may_still_bill_is_said_last_and_on_stderr(world: World, args: tupl
 @pytest.mark.parametrize("args", [("--version",), ("sample-data", "--help"), ("verify", "no-such-file")])
 def test_a_command_that_has_no_need_of_the_ledger_says_it_too(world: World, args: tuple[str, ...]) -> None:
     world.rented()
-    assert world.call(*args).stderr.splitlines()[-1].startswith("may still be billing: 1 pods")
+    assert world.call(*args).stderr.splitlines()[-1].startswith("may still be billing: 1 pod,")
 
 
 @pytest.mark.parametrize("args", [("report", RUN), ("ledger",), ("ledger", "--json"), ("report", RUN, "--json")])
