@@ -1,7 +1,8 @@
 """Ends pods, proves it, and leaves a receipt for each. Floor 2: providers and ledger, passed in.
 
 The order of steps is the guarantee: the wish to end is on record before the first destroy call, the receipt is written
-in the step that marks the attempt as gone, and whatever is not proven stays on the books as "may still be billing".
+in the step that marks the attempt as gone, and whatever is not proven stays on the books as "may still be billing". A
+ledger that cannot be written keeps no pod alive: it ends first, and is written down when that works again.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 
 from pennypod.clock import Clock
 from pennypod.errors import FencedError, PennypodError, RateLimitedError, TransientError, UnprovenError
-from pennypod.ledger import AttemptRecord, AttemptState, Ledger
+from pennypod.ledger import AttemptRecord, AttemptState, Ledger, LedgerError
 from pennypod.model.ids import parse_lease
 from pennypod.model.meter import PodMeter
 from pennypod.model.money import format_usd, micros_to_usd
@@ -168,8 +169,13 @@ class Endings:
             pod_id = self.find_by_name(provider, target.lease_name)
             if pod_id is None:
                 return self._settle_never(target, ending, report)
-            self.adopt(target, pod_id)
-        self._ledger.record_destroying(target.id, ending.outcome, ending.reason, self._clock.now())
+        try:
+            if target.pod_id is None:
+                self.adopt(target, pod_id)
+            self._ledger.record_destroying(target.id, ending.outcome, ending.reason, self._clock.now())
+        except LedgerError as exc:
+            # A full disk must not keep a pod alive. It stays on the books until its end can be written down.
+            report("teardown", f"pod {short(pod_id)} is destroyed without a word in the ledger: {exc}", pod_id=pod_id)
         report("teardown", f"destroying pod {short(pod_id)}: {ending.reason}", pod_id=pod_id)
         sought = Sought(provider, pod_id, target.lease_name, target.price_micros_per_h, since=target.intended)
         return Proof(sought, self._calls, self._clock)

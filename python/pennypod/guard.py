@@ -30,7 +30,7 @@ from pennypod.clock import Clock, SystemClock
 from pennypod.ending import Ending
 from pennypod.errors import GuardError, PennypodError
 from pennypod.escrow import Escrow
-from pennypod.ledger import AttemptRecord, Ledger, Outcome, RunRecord, open_ledger
+from pennypod.ledger import AttemptRecord, Ledger, LedgerError, Outcome, RunRecord, open_ledger
 from pennypod.providers.registry import all_providers
 from pennypod.renewals import Renewals
 from pennypod.rental import Rental
@@ -157,7 +157,13 @@ class Guard:
 
     def _take_away(self, run: RunRecord, reason: str) -> bool:
         """Fence the run, so that nobody else works on it. Returns whether it is ours to end."""
-        if not self._ledger.fence(run.run, reason, controller=run.controller):
+        try:
+            ours = self._ledger.fence(run.run, reason, controller=run.controller)
+        except LedgerError as exc:
+            # Nobody else can take over or rent, either, while nothing can be written; the pod must not bill for that.
+            self._log(f"{run.run}: ending it, though that cannot be written down: {exc}")
+            ours = True
+        if not ours:
             self._log(f"{run.run}: taken over by another command, which has its own guard")
             return False
         if run.fenced_reason is None:
@@ -253,8 +259,8 @@ def _log_path(settings: Settings, controller: str) -> Path:
 
 
 def _log(text: str) -> None:
-    sys.stdout.write(f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ} {text}\n")
-    sys.stdout.flush()
+    with contextlib.suppress(OSError):  # a full disk takes the words, never the guard
+        os.write(sys.stdout.fileno(), f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ} {text}\n".encode())
 
 
 def main(controller: str, ready_fd: int) -> None:

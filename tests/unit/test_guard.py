@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterable
 from dataclasses import replace
 from itertools import pairwise
@@ -66,6 +68,38 @@ def test_a_dead_controller_loses_its_pod_and_the_ledger_says_why(world: World) -
     assert "ended before the run was over" in (run.reason or "")
     document = json.loads((world.artifacts / RUN / "run.json").read_text())
     assert (document["outcome"], document["pods_still_billing"]) == ("cancelled", 0)
+
+
+def write_protect(world: World, *, full: bool) -> None:
+    """Let every write to the ledger fail, or work again. By another process: this one may open the file only once."""
+    tables = ("runs", "attempts", "destroy_calls", "receipts")
+    script = "".join(
+        f"CREATE TRIGGER full_{table}_{verb} BEFORE {verb} ON {table}"
+        " BEGIN SELECT RAISE(ABORT, 'database or disk is full'); END;"
+        if full
+        else f"DROP TRIGGER full_{table}_{verb};"
+        for table in tables
+        for verb in ("INSERT", "UPDATE")
+    )
+    code = "import sqlite3, sys; sqlite3.connect(sys.argv[1]).executescript(sys.argv[2])"
+    subprocess.run([sys.executable, "-c", code, str(world.settings.home / "ledger.sqlite3"), script], check=True)
+
+
+def test_a_full_disk_keeps_no_pod_alive_and_the_receipt_follows(world: World) -> None:
+    world.open_run()
+    world.rent()
+    write_protect(world, full=True)
+    assert world.guard.tick(CONTROLLER, controller_alive=False) is True, "it is not over before it is written down"
+    assert world.provider.live == {}
+    assert any("disk is full" in line for line in world.lines)
+    [attempt] = world.ledger.attempts(RUN)
+    assert attempt.receipt is None
+    write_protect(world, full=False)
+    assert world.guard.tick(CONTROLLER, controller_alive=False) is False
+    [attempt] = world.ledger.attempts(RUN)
+    assert attempt.state is AttemptState.GONE
+    assert attempt.receipt is not None
+    assert world.ledger.run(RUN).outcome == Outcome.CANCELLED
 
 
 class Noted:
