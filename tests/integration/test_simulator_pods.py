@@ -116,7 +116,7 @@ def containers(of: Running) -> list[str]:
     return [
         row["name"]
         for row in engine().list_containers(f"label={LABEL}")
-        if str(row["labels"][LABEL]).startswith(f"{of.process.pid}-")
+        if str(row["labels"][LABEL]).startswith(f"{of.process.pid}:")
     ]
 
 

@@ -8,7 +8,9 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import psutil
 import pytest
+from pennypod import processes
 from pennypod.providers.local.engine import Completed, Engine
 from pennypod.settings import Settings
 from pennypod.simulator import pods as module
@@ -37,7 +39,7 @@ class FakeEngine:
                 rows = [
                     {"Id": number, "Names": [labels["name"]], "State": "running", "Labels": labels}
                     for number, labels in self.there.items()
-                    if labels.get(label[0]) == label[2]
+                    if label[0] in labels and label[2] in ("", labels[label[0]])
                 ]
                 return Completed(0, json.dumps(rows), "")
             case "rm":
@@ -178,3 +180,35 @@ def test_simulators_of_one_seed_do_not_take_each_others_names(world: World, engi
     run_jobs(world)
     settled(world, pod)
     assert engine.runs == [f"pennypod-simulated-runpod-{pod.id}-{os.getpid()}"]
+
+
+# --- what a killed simulator left behind ------------------------------------------------------------------------------
+
+
+def kept(world: World, engine: FakeEngine, mark: str) -> bool:
+    """Whether a simulator that starts leaves the container of another one alone."""
+    engine.there = {"f" * 64: {module.LABEL: mark, "name": "another simulator's"}}
+    assert isinstance(world.backend, Containers)
+    world.backend.prepare(lambda _text: None)
+    return bool(engine.there)
+
+
+def test_pods_of_a_living_simulator_stay_whatever_the_clock_did(
+    world: World, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pod = rented(world)
+    run_jobs(world)
+    settled(world, pod)
+    (labels,) = engine.there.values()
+    started = psutil.Process.create_time
+    monkeypatch.setattr(psutil.Process, "create_time", lambda self: started(self) + 3600.0)
+    assert kept(world, engine, labels[module.LABEL])
+    assert kept(world, engine, f"{os.getpid()}-1"), "a former version's mark, from before the clock moved"
+
+
+def test_pods_of_a_simulator_that_has_ended_are_removed(world: World, engine: FakeEngine) -> None:
+    pid, ticks, place = processes.own_identity().split(":")
+    assert not kept(world, engine, f"{pid}:{int(ticks) + 1}:{place}"), "its pid was used again"
+    assert not kept(world, engine, f"4194304:1:{place}")
+    assert not kept(world, engine, "4194304-1764600000")
+    assert not kept(world, engine, "")

@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pennypod import processes
 from pennypod.errors import PennypodError
 from pennypod.model.ids import parse_lease
 from pennypod.model.netdev import received_and_sent
@@ -29,6 +30,7 @@ _CREATE_S = 60.0
 _PORT_TRIES = 4
 _REMOVE_TRIES = 3
 _SSHD_WORDS = ("sshd", "ssh start", "ssh restart", "/start.sh", "openssh-server")
+_IDENTITY = re.compile(r"[0-9]+:[0-9]+:")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # What a dead card answers: enough for a check that asks the driver, whatever the machine under it really has.
 _DEAD_NVIDIA_SMI = (
@@ -104,7 +106,7 @@ class Containers:
         self._closed = False
         self.api_url = ""
         """Where containers reach the simulator's API; told to them, since no real provider's address would do."""
-        self._mark = f"{os.getpid()}-{_started(os.getpid())}"
+        self._mark = processes.own_identity()
 
     @property
     def engine(self) -> Engine:
@@ -118,7 +120,7 @@ class Containers:
         ensure_image(self.engine, self._image, self._host(), self._cache, self._environ, on_progress)
         for row in self.engine.list_containers(f"label={LABEL}"):
             mark = str(row["labels"].get(LABEL) or "")
-            if not _is_alive(mark):
+            if not _may_live(mark):
                 self.engine.remove_container(row["id"])
 
     def host_address(self) -> str:
@@ -379,16 +381,12 @@ def _free_port() -> int:
         return port
 
 
-def _started(pid: int) -> str:
-    """When a process started, so that a reused pid is not taken for the process; "" where the system does not say."""
-    import psutil
+def _may_live(mark: str) -> bool:
+    """Whether the simulator that left that mark may still run; the wall clock has no part in it.
 
-    try:
-        return f"{psutil.Process(pid).create_time():.0f}"
-    except psutil.Error:
-        return ""
-
-
-def _is_alive(mark: str) -> bool:
-    pid, _, started = mark.partition("-")
-    return pid.isdigit() and bool(started) and _started(int(pid)) == started
+    Former versions wrote `<pid>-<time>`, and that time moves with the clock: there the pid alone counts.
+    """
+    if _IDENTITY.match(mark):
+        return processes.is_alive(mark)
+    pid = mark.partition("-")[0]
+    return pid.isdigit() and Path(f"/proc/{pid}").exists()
