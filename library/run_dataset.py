@@ -143,7 +143,7 @@ from pennypod.ansible import run_module
 from pennypod.clock import SystemClock
 from pennypod.errors import InputError
 from pennypod.events import Events
-from pennypod.podwork import POD_OPTIONS, Fence, connect, counted, show_bytes
+from pennypod.podwork import POD_OPTIONS, Fence, GuardWatch, connect, counted, show_bytes
 from pennypod.settings import load_settings
 from pennypod.ssh import Ssh
 from pennypod.transfer import Preview, UploadPlan, plan_upload, preview, upload
@@ -178,14 +178,23 @@ def body(module: AnsibleModule) -> dict[str, Any]:
     if module.check_mode:
         return _predicted(plan, preview(ssh, plan, options["pod_home"]))
     diff = _diff(plan, preview(ssh, plan, options["pod_home"])) if module._diff else {}  # noqa: SLF001 - no other way
-    return {**_ship(options, ssh, plan), **diff}
+    return {**_ship(module, ssh, plan), **diff}
 
 
-def _ship(options: dict[str, Any], ssh: Ssh, plan: UploadPlan) -> dict[str, Any]:
+def _ship(module: AnsibleModule, ssh: Ssh, plan: UploadPlan) -> dict[str, Any]:
+    options: dict[str, Any] = module.params
     settings, clock = load_settings(), SystemClock()
     events = Events(settings.run_dir(options["run"]), options["run"])
     events.emit("dataset", f"{plan.files} files, {plan.bytes / 1e6:.1f} MB to ship", total_bytes=plan.bytes)
-    on_progress = show_bytes(events, "dataset", "shipped", clock, Fence(settings, options["run"], clock))
+    fence = Fence(settings, options["run"], clock)
+    keep_guard = GuardWatch(settings, options["run"], "dataset", events, clock, module.warn)
+
+    def on_tick() -> None:
+        fence()
+        keep_guard()
+
+    on_tick()
+    on_progress = show_bytes(events, "dataset", "shipped", clock, on_tick)
     with counted(settings, options["run"], ssh):
         done = upload(ssh, plan, options["pod_home"], on_progress=on_progress)
     rate = done.bytes / max(done.seconds, 1e-3)

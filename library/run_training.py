@@ -229,7 +229,7 @@ from pennypod.escrow import EscrowPlan, write_plan
 from pennypod.events import Events
 from pennypod.ledger import LedgerError, open_ledger
 from pennypod.model.money import usd_to_micros
-from pennypod.podwork import POD_OPTIONS, Fence, PodWatch, connect, counted, show_bytes
+from pennypod.podwork import POD_OPTIONS, Fence, GuardWatch, PodWatch, connect, counted, show_bytes
 from pennypod.providers.registry import open_provider
 from pennypod.settings import load_settings
 from pennypod.spending import MoneyWatch
@@ -277,6 +277,7 @@ class Training:
         self.clock = SystemClock()
         self.events = Events(settings.run_dir(run), run)
         self.fence = Fence(settings, run, self.clock)
+        self.keep_guard = GuardWatch(settings, run, "training", self.events, self.clock, module.warn)
         self.ssh = connect(self.options, settings, self.clock)
         self.artifacts_dir = Path(self.options["artifacts_dir"])
         self.home_early: dict[str, Fetched] = {}
@@ -292,6 +293,7 @@ class Training:
         if self.module.check_mode:
             found = would_launch(self.ssh, o["pod_home"], o["command"], env, run=o["run"])
             return self.result(found, None, found.state)
+        self.keep_guard()
         if o["checkpoint_store"]:
             env |= self.keep_checkpoints(env)
         write_plan(self.settings.run_dir(o["run"]), self.escrow_plan())
@@ -323,9 +325,14 @@ class Training:
 
     def on_tick(self) -> None:
         """Raises FencedError when the run is not ours any more."""
-        self.fence()
+        self.guarded()
         if self.keeper is not None:
             self.keeper()
+
+    def guarded(self) -> None:
+        """Raises FencedError when the run is not ours any more; sees to it that it has a guard while it is."""
+        self.fence()
+        self.keep_guard()
 
     def keep_checkpoints(self, env: dict[str, str]) -> dict[str, str]:
         """What the training needs for its checkpoints to be kept; nothing when the bucket cannot be used."""
@@ -397,7 +404,7 @@ class Training:
 
     def bring(self, remote: RemoteFile) -> None:
         """Bring a checkpoint home while the training runs."""
-        show = show_bytes(self.events, "weights", remote.relative, self.clock, self.fence)
+        show = show_bytes(self.events, "weights", remote.relative, self.clock, self.guarded)
         fetched = bring_home(self.ssh, remote, self.artifacts_dir, on_progress=show, early=True)
         self.home_early[str(fetched.path)] = fetched
         self.events.emit("weights", f"{remote.relative} is home early", bytes=fetched.bytes, total_bytes=fetched.bytes)
@@ -419,7 +426,7 @@ class Training:
             self.artifacts_dir,
             limit_s=limit_s,
             clock=self.clock,
-            on_progress=show_bytes(self.events, "weights", "the best checkpoint", self.clock, self.fence),
+            on_progress=show_bytes(self.events, "weights", "the best checkpoint", self.clock, self.guarded),
         )
         if saved is not None:
             error.details["salvaged"] = artifact(saved)

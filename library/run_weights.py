@@ -124,7 +124,7 @@ from pennypod.ansible import run_module
 from pennypod.clock import SystemClock
 from pennypod.errors import PennypodError, SshError, WeightsError
 from pennypod.events import Events
-from pennypod.podwork import POD_OPTIONS, Fence, connect, counted, show_bytes
+from pennypod.podwork import POD_OPTIONS, Fence, GuardWatch, connect, counted, show_bytes
 from pennypod.settings import load_settings
 from pennypod.transfer import Fetched
 from pennypod.weights import (
@@ -159,6 +159,7 @@ class Weights:
         self.clock = SystemClock()
         self.events = Events(settings.run_dir(run), run)
         self.fence = Fence(settings, run, self.clock)
+        self.keep_guard = GuardWatch(settings, run, "weights", self.events, self.clock, module.warn)
         self.ssh = connect(self.options, settings, self.clock)
         self.artifacts_dir = Path(self.options["artifacts_dir"])
         self.changed = False
@@ -167,7 +168,7 @@ class Weights:
     def body(self) -> dict[str, Any]:
         """Checkpoint first; then, whether or not there was one, the log and the rest."""
         check_patterns([*self.options["patterns"], *self.options["extra"]])
-        self.fence()
+        self.on_tick()
         missing: WeightsError | None = None
         weights: tuple[RemoteFile, Fetched] | None = None
         early = False
@@ -201,6 +202,12 @@ class Weights:
             "diff": {"before": {} if self.changed else after, "after": after},
         }
 
+    def on_tick(self) -> None:
+        """Raises FencedError when the run is not ours any more."""
+        self.fence()
+        if not self.module.check_mode:
+            self.keep_guard()
+
     def checkpoint(self) -> tuple[tuple[RemoteFile, Fetched], bool]:
         """The best checkpoint, home. Raises WeightsError when there is none anywhere."""
         patterns = self.options["patterns"]
@@ -224,7 +231,7 @@ class Weights:
         if self.module.check_mode:
             return (remote, known or Fetched(target, remote.bytes, remote.sha256)), False
         self.events.emit("weights", f"best checkpoint: {remote.relative}", total_bytes=remote.bytes)
-        show = show_bytes(self.events, "weights", remote.relative, self.clock, self.fence)
+        show = show_bytes(self.events, "weights", remote.relative, self.clock, self.on_tick)
         fetched = bring_home(self.ssh, remote, self.artifacts_dir, on_progress=show)
         text = f"{target.name} is home and verified, sha256 {fetched.sha256[:12]}"
         self.events.emit("weights", text, bytes=fetched.bytes, total_bytes=fetched.bytes)
@@ -235,7 +242,7 @@ class Weights:
         o = self.options
         artifacts: list[dict[str, Any]] = []
         try:
-            show = show_bytes(self.events, "weights", "train.log", self.clock, self.fence)
+            show = show_bytes(self.events, "weights", "train.log", self.clock, self.on_tick)
             log = bring_log(self.ssh, o["pod_home"], self.artifacts_dir, on_progress=show)
             if log is not None:
                 artifacts.append(artifact(log[0], "log"))
@@ -246,8 +253,8 @@ class Weights:
                 o["extra"],
                 self.artifacts_dir,
                 skip=frozenset([checkpoint]),
-                should_stop=self.fence,
-                on_progress=show_bytes(self.events, "weights", "other results", self.clock, self.fence),
+                should_stop=self.on_tick,
+                on_progress=show_bytes(self.events, "weights", "other results", self.clock, self.on_tick),
             )
         except PennypodError as exc:
             if exc.code == "fenced":

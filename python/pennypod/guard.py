@@ -24,6 +24,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import IO
 
 from pennypod import processes
 from pennypod.clock import Clock, SystemClock
@@ -40,6 +41,7 @@ from pennypod.spending import used_up
 
 _TICK_S = 1.0
 _READY_LIMIT_S = 20.0
+_LOCK_TRIES, _LOCK_PAUSE_S = 5, 0.05
 _MAX_BACKOFF_S = 10.0  # destroy calls have a pace of their own; this is how soon a healed API is noticed
 _DESTROY_PATIENCE_S = 30.0
 
@@ -70,13 +72,13 @@ def ensure_guard(settings: Settings, controller: str) -> None:
             )
     except OSError as exc:
         os.close(read_end)
-        raise GuardError(f"cannot start the guard: {exc}; nothing was rented") from exc
+        raise GuardError(f"the guard cannot be started: {exc}") from exc
     finally:
         os.close(write_end)
     with os.fdopen(read_end, "rb") as ready:
         readable, _, _ = select.select([ready], [], [], _READY_LIMIT_S)
         if not readable or ready.read(5) != b"ready":
-            raise GuardError(f"the guard did not start: see {_log_path(settings, controller)}; nothing was rented")
+            raise GuardError(f"the guard did not start: see {_log_path(settings, controller)}")
 
 
 def guard_is_alive(settings: Settings, controller: str) -> bool:
@@ -84,7 +86,7 @@ def guard_is_alive(settings: Settings, controller: str) -> bool:
     path = _lock_path(settings, controller)
     try:
         with path.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: two that ask must not see each other
             return False
     except FileNotFoundError:
         return False
@@ -250,6 +252,16 @@ def _pidfd(pid: int) -> Iterator[int | None]:
         os.close(fd)
 
 
+def _locked(lock: IO[bytes], clock: Clock) -> bool:
+    """Take the guard's lock. One who only asks holds it for a moment too; a guard holds it for good."""
+    for _ in range(_LOCK_TRIES):
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        clock.sleep(_LOCK_PAUSE_S)
+    return False
+
+
 def _lock_path(settings: Settings, controller: str) -> Path:
     return settings.guards_dir / f"{controller.replace(':', '-')}.lock"
 
@@ -268,9 +280,7 @@ def main(controller: str, ready_fd: int) -> None:
     settings = load_settings()
     clock = SystemClock()
     with _lock_path(settings, controller).open("wb") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not _locked(lock, clock):
             os.write(ready_fd, b"ready")  # another guard of the same controller was quicker
             return
         ledger = open_ledger(settings)

@@ -6,7 +6,9 @@ import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pennypod import processes
 from pennypod.errors import FencedError, PennypodError
+from pennypod.guard import ensure_guard, guard_is_alive
 from pennypod.ledger import AttemptState, Ledger, open_ledger
 from pennypod.model import netdev
 from pennypod.model.pod import PodState
@@ -35,6 +37,7 @@ POD_OPTIONS: dict[str, Any] = {
     "pod_home": {"type": "str", "default": "/root/pennypod"},
 }
 ASK_EVERY_S = 1.0
+RESTART_PAUSE_S = 60.0  # between two tries to start a guard that does not start: each may take its time
 SHOW_EVERY_S = 1.0
 
 
@@ -112,6 +115,63 @@ class Fence:
     def _ledger(self) -> Ledger:
         self._opened = self._opened or open_ledger(self._settings)
         return self._opened
+
+
+class GuardWatch:
+    """Starts the guard anew when it has died under a controller that lives: nobody else would notice in time.
+
+    Without it the pod's lease is not renewed, so its fuse would end a training that is well. Called as often as one
+    likes: while the guard lives, that is one look at its lock. A run that was left on purpose has no live controller,
+    and another machine's controller has its guard there: both are left alone.
+    """
+
+    def __init__(
+        self, settings: Settings, run: str, stage: str, events: Events, clock: Clock, warn: Callable[[str], None]
+    ) -> None:
+        self._settings = settings
+        self._run = run
+        self._stage = stage
+        self._events = events
+        self._clock = clock
+        self._warn = warn
+        self._controller: str | None = None
+        self._asked_at = float("-inf")
+        self._failed_at: float | None = None
+
+    def __call__(self) -> None:
+        """Never raises: without a guard the pod still has its fuse, and a sweep finds it."""
+        now = self._clock.now()
+        if 0 <= now - self._asked_at < ASK_EVERY_S:
+            return
+        self._asked_at = now
+        if self._controller is not None and guard_is_alive(self._settings, self._controller):
+            return
+        if self._failed_at is not None and 0 <= now - self._failed_at < RESTART_PAUSE_S:
+            return
+        try:
+            self._look()
+        except (PennypodError, OSError) as exc:
+            self._tell_once(f"the guard has died and cannot be started anew, so only the pod's fuse guards it: {exc}")
+            self._failed_at = self._clock.now()
+
+    def _look(self) -> None:
+        """Raises GuardError when there is no guard and none can be started."""
+        with contextlib.closing(open_ledger(self._settings)) as ledger:
+            run = ledger.run(self._run)
+        self._controller = run.controller
+        if run.closed is not None or run.fenced_reason is not None:
+            return
+        if not processes.can_judge(run.controller) or not processes.is_alive(run.controller):
+            return
+        if not guard_is_alive(self._settings, run.controller):
+            ensure_guard(self._settings, run.controller)
+            self._events.emit(self._stage, "the guard had died and was started anew")
+        self._failed_at = None
+
+    def _tell_once(self, text: str) -> None:
+        if self._failed_at is None:
+            self._events.emit(self._stage, text)
+            self._warn(text)
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import subprocess
 import sys
@@ -10,13 +11,17 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
+import psutil
 import pytest
 from fakes import FakeClock, FakeLogin, FakeProvider, offer
-from pennypod.errors import TransientError
-from pennypod.guard import Guard, watch
+from pennypod import podwork, processes
+from pennypod.errors import GuardError, TransientError
+from pennypod.events import EVENTS_FILE, Events
+from pennypod.guard import Guard, ensure_guard, guard_is_alive, watch
 from pennypod.ledger import AttemptRecord, AttemptState, Outcome, RunRecord, open_ledger
 from pennypod.model.admission import Caps
 from pennypod.model.ids import Lease
+from pennypod.podwork import GuardWatch
 from pennypod.rental import Rental, RentRequest
 from pennypod.settings import Settings
 
@@ -259,3 +264,109 @@ def _order(name: str):  # type: ignore[no-untyped-def]
     from pennypod.model.offer import Order
 
     return Order(name=name, image="", disk_gb=20, public_key="", deadline=0)
+
+
+# --- a guard that dies before its controller --------------------------------------------------------------------------
+
+
+class Stage:
+    """A stage that works on a pod, with the controller of its run: this process."""
+
+    def __init__(self, world: World, controller: str) -> None:
+        self.world = world
+        world.open_run(controller=controller)
+        world.rent()
+        run_dir = world.settings.run_dir(RUN)
+        run_dir.mkdir(parents=True, exist_ok=True)
+        self.file = run_dir / EVENTS_FILE
+        self.warnings: list[str] = []
+        self.look = GuardWatch(world.settings, RUN, "training", Events(run_dir, RUN), world.clock, self.warnings.append)
+
+    def poll(self, seconds: float = 2) -> None:
+        self.world.clock.sleep(seconds)
+        self.look()
+
+    @property
+    def said(self) -> list[str]:
+        lines = self.file.read_text(encoding="utf-8").splitlines() if self.file.exists() else []
+        return [json.loads(line)["text"] for line in lines]
+
+
+@pytest.fixture
+def starts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The controllers that a guard was asked for; none comes of it."""
+    asked: list[str] = []
+    monkeypatch.setattr(podwork, "ensure_guard", lambda _settings, controller: asked.append(controller))
+    return asked
+
+
+def test_a_guard_that_was_killed_under_a_living_controller_is_started_anew(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENNYPOD_HOME", str(world.settings.home))
+    monkeypatch.setenv("PENNYPOD_DATABASE_URL", world.settings.database_url)
+    controller = processes.own_identity()
+    stage = Stage(world, controller)
+    ensure_guard(world.settings, controller)
+    stage.poll()
+    assert stage.said == [], "its guard lives"
+    pids = []
+    try:
+        pids.append(end_guard(controller))
+        assert not guard_is_alive(world.settings, controller)
+        stage.poll()
+        assert guard_is_alive(world.settings, controller)
+    finally:
+        pids.append(end_guard(controller))
+    assert pids[0] != pids[1]
+    assert (stage.said, stage.warnings) == (["the guard had died and was started anew"], [])
+
+
+def end_guard(controller: str) -> int:
+    """Kill the guard of that controller, which is a child of ours, and take note of its end."""
+    [guard] = [child for child in psutil.Process().children() if controller in child.cmdline()]
+    guard.kill()
+    guard.wait(10)
+    return guard.pid
+
+
+def test_a_guard_that_cannot_be_started_is_told_once_and_tried_again_later(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage, tries = Stage(world, processes.own_identity()), []
+
+    def refuse(_settings: Settings, controller: str) -> None:
+        tries.append(controller)
+        raise GuardError("the guard did not start: see the log")
+
+    monkeypatch.setattr(podwork, "ensure_guard", refuse)
+    for _ in range(5):
+        stage.poll()
+    assert len(tries) == 1
+    stage.poll(podwork.RESTART_PAUSE_S)
+    assert len(tries) == 2
+    assert len(stage.warnings) == 1
+    assert "cannot be started anew" in stage.warnings[0]
+    assert stage.said == stage.warnings
+
+
+@pytest.mark.parametrize("state", ["left on purpose", "elsewhere", "fenced", "closed"])
+def test_no_guard_is_started_for_a_run_that_has_none_by_right(world: World, starts: list[str], state: str) -> None:
+    own = processes.own_identity()
+    elsewhere = f"{own.rpartition(':')[0]}:00000000.00000000.1"
+    stage = Stage(world, {"left on purpose": CONTROLLER, "elsewhere": elsewhere}.get(state, own))
+    if state == "fenced":
+        world.ledger.fence(RUN, "the deadline passed")
+    if state == "closed":
+        world.ledger.close_run(RUN, Outcome.FAILED, "no luck", world.clock.now())
+    stage.poll()
+    assert (starts, stage.said, stage.warnings) == ([], [], [])
+
+
+def test_who_asks_for_a_guard_is_not_taken_for_one(world: World) -> None:
+    world.settings.guards_dir.mkdir(parents=True)
+    path = world.settings.guards_dir / "1-1.lock"
+    path.touch()
+    with path.open("rb") as asking:
+        fcntl.flock(asking, fcntl.LOCK_SH)
+        assert guard_is_alive(world.settings, "1:1") is False, "two that ask do not see each other"
