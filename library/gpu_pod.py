@@ -209,8 +209,9 @@ from pennypod.events import Events
 from pennypod.guard import ensure_guard
 from pennypod.ledger import AttemptState, Ledger, open_ledger
 from pennypod.model.money import usd_to_micros
+from pennypod.model.pod import SshAddress
 from pennypod.planning import caps_from, offer_from, terms_from
-from pennypod.podwork import cause_of_loss, explained
+from pennypod.podwork import cause_of_loss, count_last, explained
 from pennypod.providers.base import Provider
 from pennypod.providers.registry import all_providers, is_rehearsal, prepare
 from pennypod.rental import Rental, RentRequest, Tenancy
@@ -390,6 +391,9 @@ def _absent(
             told = (cause_of_loss(providers[a.provider], a) for a in pending if a.provider in providers)
             cause = "; ".join(text for text in told if text)
         for attempt in Escrow(settings, ledger, SystemClock()).release(pending, events.emit):
+            if not cause and attempt.ssh_host is not None and attempt.ssh_port is not None:
+                address = SshAddress(attempt.ssh_host, attempt.ssh_port, attempt.ssh_user or "root")
+                count_last(ledger, attempt, Ssh(run_target(settings, run, address)), SystemClock())
             rental.destroy(attempt, outcome="done", reason=explained(reason, cause), report=events.emit)
     result = _result(ledger, run, changed=bool(pending), before=before, after={"pods": []}, pod={})
     receipts = [attempt.receipt for attempt in ledger.attempts(run) if attempt.receipt is not None]

@@ -16,7 +16,7 @@ from pennypod.clock import Clock
 from pennypod.errors import FencedError, PennypodError, RateLimitedError, TransientError, UnprovenError
 from pennypod.ledger import AttemptRecord, AttemptState, Ledger, LedgerError
 from pennypod.model.ids import parse_lease
-from pennypod.model.meter import PodMeter
+from pennypod.model.meter import PodMeter, uncounted_words
 from pennypod.model.money import format_usd, micros_to_usd
 from pennypod.model.pod import Pod
 from pennypod.proof import DestroyCalls, Proof, Sought, prove_all
@@ -213,7 +213,8 @@ class Endings:
             micros = int(receipt["cost_micros"])
             report(
                 "teardown",
-                f"pod {short(pod_id)} proven gone after {receipt['billed_seconds']:.0f} s, {format_usd(micros)}",
+                f"pod {short(pod_id)} proven gone after {receipt['billed_seconds']:.0f} s, {format_usd(micros)}"
+                + ("" if receipt["traffic_known"] else uncounted_words(attempt.traffic_counted)),
                 pod_id=pod_id,
                 gone=True,
                 usd=micros_to_usd(micros),
@@ -295,6 +296,7 @@ def receipt_of(attempt: AttemptRecord, proof: Proof, reason: str) -> dict[str, A
         "gone_at": gone_since(proof.steps),
         "proven_at": proof.steps[-1]["at"],
         "meter": meter_document(meter),
+        "traffic_known": attempt.traffic_known(proof.steps[-1]["at"]),
         "absence": proof.absence,
         "proof": proof.steps,
     }

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pennypod import processes
+from pennypod.clock import SystemClock
 from pennypod.errors import FencedError, PennypodError
 from pennypod.guard import ensure_guard, guard_is_alive
 from pennypod.ledger import AttemptState, Ledger, open_ledger
@@ -39,6 +40,7 @@ POD_OPTIONS: dict[str, Any] = {
 ASK_EVERY_S = 1.0
 RESTART_PAUSE_S = 60.0  # between two tries to start a guard that does not start: each may take its time
 SHOW_EVERY_S = 1.0
+_COUNT_S = 10.0
 
 
 def connect(options: Mapping[str, Any], settings: Settings, clock: Clock) -> Ssh:
@@ -178,23 +180,47 @@ class GuardWatch:
 def counted(settings: Settings, run: str, ssh: Ssh) -> Iterator[None]:
     """Write the pod's traffic down in the ledger, however the work on it ends: some providers charge by the byte.
 
-    The pod's own count is asked for, since it holds what the pod fetched from elsewhere. Where the work has failed, or
-    the pod does not tell, what we have moved ourselves is added.
+    The pod's own count is asked for, since it holds what the pod fetched from elsewhere: before the work as well, so
+    that a pod that is lost during it takes no more than that with it. Where the work has failed, or the pod does not
+    tell, what we have moved ourselves is added.
     """
+    before = _count(ssh)
+    if before is not None:
+        with contextlib.suppress(PennypodError), contextlib.closing(open_ledger(settings)) as ledger:
+            ledger.record_traffic(run, sent=before[0], fetched=before[1], at=SystemClock().now())
     sent, fetched = ssh.traffic.sent, ssh.traffic.fetched
     whole: tuple[int, int] | None = None
     try:
         yield
-        with contextlib.suppress(PennypodError):
-            whole = netdev.received_and_sent(
-                ssh.run(f"cat {netdev.PATH}", timeout_s=10).stdout.decode("ascii", "replace")
-            )
+        whole = _count(ssh)
     finally:
         with contextlib.suppress(PennypodError), contextlib.closing(open_ledger(settings)) as ledger:
             if whole is not None:
-                ledger.record_traffic(run, sent=whole[0], fetched=whole[1])
+                ledger.record_traffic(run, sent=whole[0], fetched=whole[1], at=SystemClock().now())
             else:
                 ledger.add_traffic(run, sent=ssh.traffic.sent - sent, fetched=ssh.traffic.fetched - fetched)
+
+
+def count_last(ledger: Ledger, attempt: AttemptRecord, ssh: Ssh, clock: Clock) -> None:
+    """Read a pod's count once more before it is destroyed, where traffic costs money: afterwards nobody can.
+
+    A pod that does not answer is not waited for; its cost is then a lower bound, and said to be one.
+    """
+    if attempt.ready is None or not attempt.traffic_is_charged:
+        return
+    whole = _count(ssh)
+    if whole is not None:
+        with contextlib.suppress(PennypodError):
+            ledger.record_traffic(attempt.run, sent=whole[0], fetched=whole[1], at=clock.now())
+
+
+def _count(ssh: Ssh) -> tuple[int, int] | None:
+    """What the pod has received and sent by its own count; None when it does not tell."""
+    try:
+        told = ssh.run(f"cat {netdev.PATH}", timeout_s=_COUNT_S)
+    except PennypodError:
+        return None
+    return netdev.received_and_sent(told.stdout.decode("ascii", "replace"))
 
 
 class PodWatch:

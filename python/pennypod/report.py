@@ -23,6 +23,7 @@ from pennypod.ledger import (
     WeightsAtEnd,
     WeightsState,
 )
+from pennypod.model.meter import uncounted_words
 from pennypod.model.money import format_usd, micros_to_usd
 from pennypod.receipts import receipt_document, write_json
 
@@ -54,6 +55,7 @@ def run_document(ledger: Ledger, run: str, now: float) -> dict[str, Any]:
         "fuse": _fuse_document(winner),
         "billed_seconds": round(sum(attempt.billed_seconds(now) for attempt in attempts), 3),
         "cost_usd": micros_to_usd(cost),
+        "traffic_known": all(attempt.traffic_known(now) for attempt in attempts),
         "artifacts": [
             {"path": item.path, "bytes": item.bytes, "sha256": item.sha256, "kind": item.kind}
             for item in ledger.artifacts(run)
@@ -154,7 +156,8 @@ def summary(document: dict[str, Any], *, closing: bool = True, interrupted: bool
                 + _host_key_words(document["ssh"])
             )
         )
-    lines.append(Text(f"cost        ${document['cost_usd']:.6f} for {document['billed_seconds']:.0f} s billed"))
+    cost = f"${document['cost_usd']:.6f} for {document['billed_seconds']:.0f} s billed"
+    lines.append(Text(f"cost        {cost}{_traffic_words(document)}"))
     for item in document["artifacts"]:
         if item["kind"] == "weights":
             lines.append(Text(f"weights     {document['artifacts_dir']}/{item['path']} ({item['bytes']} bytes)"))
@@ -171,6 +174,18 @@ def summary(document: dict[str, Any], *, closing: bool = True, interrupted: bool
         billing = document["pods_still_billing"]
         lines.append(Text(f"pods still billing: {billing}", style="bold red" if billing else "bold green"))
     return Group(*lines)
+
+
+def _traffic_words(document: Mapping[str, Any]) -> str:
+    """Nothing when the cost is all; a pod at work will still tell."""
+    unknown = [a for a in document["attempts"] if not a["traffic_known"]]
+    if not unknown:
+        return ""
+    if document["pods_still_billing"]:
+        return ", traffic since its last count not included"
+    return uncounted_words(
+        min(a["traffic_counted"] for a in unknown) if all(a["traffic_counted"] for a in unknown) else None
+    )
 
 
 def _host_key_words(ssh: Mapping[str, Any] | None) -> str:
@@ -235,6 +250,8 @@ def _attempt_document(attempt: AttemptRecord, now: float) -> dict[str, Any]:
         "cost_parts_usd": {} if attempt.meter is None else _usd(attempt.meter.parts(now)),
         "sent_bytes": attempt.sent_bytes or 0,
         "fetched_bytes": attempt.fetched_bytes or 0,
+        "traffic_known": attempt.traffic_known(now),
+        "traffic_counted": attempt.traffic_counted,
     }
 
 

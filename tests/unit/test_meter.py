@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pennypod.ledger import AttemptRecord, Ledger, PassedOverRecord, RunRecord, open_ledger
 from pennypod.metering import MeterReader, pause_s
 from pennypod.model.ids import Lease
-from pennypod.model.meter import PodMeter
+from pennypod.model.meter import PodMeter, uncounted_words
 from pennypod.model.money import cost_micros
 from pennypod.model.netdev import received_and_sent
 from pennypod.model.pod import Pod, PodState
@@ -198,12 +198,38 @@ def test_traffic_adds_up_on_the_pod_that_is_there(ledger: Ledger, attempt: Attem
     ledger.add_traffic(RUN, sent=500, fetched=0)
     (after,) = ledger.attempts(RUN)
     assert (after.sent_bytes, after.fetched_bytes) == (1500, 10)
-    ledger.record_traffic(RUN, sent=9000, fetched=5)  # by the pod's own count
+    ledger.record_traffic(RUN, sent=9000, fetched=5, at=NOW)  # by the pod's own count
     (after,) = ledger.attempts(RUN)
     assert (after.sent_bytes, after.fetched_bytes) == (9000, 10)
     ledger.record_gone(attempt.id, {}, NOW + 60, 0)
     ledger.add_traffic(RUN, sent=1, fetched=1)
     assert ledger.attempts(RUN)[0].sent_bytes == 9000
+
+
+def test_traffic_is_known_only_by_a_count_at_the_end(ledger: Ledger, attempt: AttemptRecord) -> None:
+    def now() -> AttemptRecord:
+        return replace(ledger.attempts(RUN)[0], ready=NOW, traffic_in_micros_per_gb=5, destroy_requested=NOW + 100)
+
+    assert not now().traffic_known(NOW + 200)
+    ledger.record_traffic(RUN, sent=9, fetched=5, at=NOW + 20)
+    ledger.add_traffic(RUN, sent=9, fetched=5)
+    assert not now().traffic_known(NOW + 200)
+    ledger.record_traffic(RUN, sent=20, fetched=20, at=NOW + 99)
+    assert now().traffic_known(NOW + 9999)
+
+
+def test_traffic_that_costs_nothing_or_was_never_made_is_no_gap(ledger: Ledger, attempt: AttemptRecord) -> None:
+    (record,) = ledger.attempts(RUN)
+    charged = replace(record, ready=NOW, traffic_in_micros_per_gb=0, traffic_out_micros_per_gb=7)
+    assert not charged.traffic_known(NOW)
+    assert replace(charged, ready=None).traffic_known(NOW)
+    assert replace(charged, traffic_out_micros_per_gb=0).traffic_known(NOW)
+    assert not replace(charged, traffic_in_micros_per_gb=None, traffic_out_micros_per_gb=None).traffic_known(NOW)
+
+
+def test_the_last_count_is_named_where_a_cost_lacks_traffic() -> None:
+    assert uncounted_words(None) == " and its traffic, which it could no longer tell"
+    assert uncounted_words(NOW) == " and its traffic since 14:40 UTC, which it could no longer tell"
 
 
 NET_DEV = """\

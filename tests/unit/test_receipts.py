@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -212,6 +213,38 @@ def sealed_anew(world: World, change: Any) -> list[str]:
 )
 def test_what_does_not_agree_is_noticed_whoever_sealed_it(world: World, change: Any, problem: str) -> None:
     assert any(problem in found for found in sealed_anew(world, change))
+
+
+def test_a_lost_pod_has_cost_at_least_what_its_receipt_says(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    said: list[str] = []
+    world.ledger.open_run(RunRecord(RUN, "demo", "1:1", world.clock.now(), str(world.artifacts / RUN)))
+    dear = replace(offer(1), traffic_down_micros_per_gb=30_000)
+    request = RentRequest(RUN, [dear], {}, 20, world.clock.now() + 600, "key", "1:1")
+    world.rental.rent(request, FakeLogin(), quiet, lambda: None)
+    world.clock.sleep(60)
+    world.provider.live.clear()  # evicted
+    [attempt] = world.ledger.attempts(RUN)
+    world.rental.destroy(attempt, outcome="done", reason="lost", report=lambda _stage, text, **_n: said.append(text))
+    path = world.written()
+    assert json.loads(path.read_text())["pods"][0]["traffic_known"] is False
+    assert json.loads((path.parent / "run.json").read_text())["traffic_known"] is False
+    assert said[-1].endswith(" and its traffic, which it could no longer tell")
+    assert world.verify(path) == 0
+    assert "1 pods proven gone, at least $" in capsys.readouterr().out
+
+
+def test_receipts_from_before_traffic_was_judged_still_hold(world: World) -> None:
+    def older(pod: dict[str, Any]) -> None:
+        del pod["traffic_known"]
+
+    def odd(pod: dict[str, Any]) -> None:
+        pod["traffic_known"] = "perhaps"
+
+    [pod] = json.loads(world.finished().read_text())["pods"]
+    older(pod)
+    assert content_problems(pod) == []
+    odd(pod)
+    assert content_problems(pod) == ["traffic_known is neither true nor false"]
 
 
 def test_a_receipt_that_nothing_was_done_to_is_sealed_anew_without_a_problem(world: World) -> None:

@@ -153,6 +153,7 @@ def _as_document(path: str, finding: Finding, whose: dict[str, str]) -> dict[str
         "run": finding.run or None,
         "pods": finding.pods,
         "total_usd": micros_to_usd(finding.total_micros),
+        "traffic_known": not finding.at_least,
         "problems": finding.problems,
         "keys": [{"public_key": key, "whose": whose[key]} for key in finding.keys],
     }
@@ -163,7 +164,8 @@ def _print(path: str, finding: Finding, whose: dict[str, str]) -> None:
         for problem in finding.problems:
             click.echo(f"NO   {path}: {problem}")
         return
-    click.echo(f"yes  {path}: {finding.run}: {finding.pods} pods proven gone, {format_usd(finding.total_micros)}")
+    total = f"{'at least ' if finding.at_least else ''}{format_usd(finding.total_micros)}"
+    click.echo(f"yes  {path}: {finding.run}: {finding.pods} pods proven gone, {total}")
     words = {"own": "this home's own", "given": "the one given", "unknown": "unknown here, anybody could have made it"}
     for key in finding.keys:
         click.echo(f"     signed with {key} ({words[whose[key]]})")

@@ -77,6 +77,10 @@ class RunRecord:
     weights_at_end: dict[str, Any] | None = None
 
 
+TRAFFIC_SLACK_S = 15.0
+"""A count of bytes this old still counts as the last one: the work has ended, and the end is being asked for."""
+
+
 @dataclass(frozen=True, slots=True)
 class AttemptRecord:
     id: int
@@ -119,6 +123,7 @@ class AttemptRecord:
     worst_case_micros: int | None = None  # when it was admitted
     allowance_micros: int | None = None  # what the whole run may cost under the caps it was admitted under
     price_cap_micros_per_h: int | None = None
+    traffic_counted: float | None = None  # when the pod's own count of its bytes was read last
 
     @property
     def final(self) -> bool:
@@ -154,6 +159,21 @@ class AttemptRecord:
     def cost_micros(self, now: float) -> int:
         """What the attempt has cost by `now`: computing, disk and traffic."""
         return 0 if self.meter is None else self.meter.micros(now)
+
+    @property
+    def traffic_is_charged(self) -> bool:
+        """Whether bytes cost money on this pod; also when nobody wrote down what they cost."""
+        return self.traffic_in_micros_per_gb != 0 or self.traffic_out_micros_per_gb != 0
+
+    def traffic_known(self, now: float) -> bool:
+        """Whether `cost_micros` holds all traffic that is charged for; if not, it is what the pod cost at least.
+
+        No work has moved anything on a pod that was never accepted.
+        """
+        if self.meter is None or self.ready is None or not self.traffic_is_charged:
+            return True
+        end = now if self.destroy_requested is None else self.destroy_requested
+        return self.traffic_counted is not None and self.traffic_counted >= end - TRAFFIC_SLACK_S
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,6 +85,7 @@ attempts = sa.Table(
     sa.Column("worst_case_micros", sa.BigInteger),
     sa.Column("allowance_micros", sa.BigInteger),
     sa.Column("price_cap_micros_per_h", sa.BigInteger),
+    sa.Column("traffic_counted", sa.Double),
     sa.UniqueConstraint("run", "attempt"),
 )
 

@@ -467,12 +467,12 @@ class Ledger:
                 total_sent, total_fetched = (attempt.sent_bytes or 0) + sent, (attempt.fetched_bytes or 0) + fetched
                 _update_attempt(tx, attempt.id, sent_bytes=total_sent, fetched_bytes=total_fetched)
 
-    def record_traffic(self, run: str, *, sent: int, fetched: int) -> None:
-        """All that the run's pod has received and sent by its own count, which starts anew when it does."""
+    def record_traffic(self, run: str, *, sent: int, fetched: int, at: float) -> None:
+        """All that the run's pod has received and sent by its own count at `at`, which starts anew when it does."""
         with self._transaction() as tx:
             for attempt in _with_pod(tx, run):
                 most_sent, most_fetched = max(sent, attempt.sent_bytes or 0), max(fetched, attempt.fetched_bytes or 0)
-                _update_attempt(tx, attempt.id, sent_bytes=most_sent, fetched_bytes=most_fetched)
+                _update_attempt(tx, attempt.id, sent_bytes=most_sent, fetched_bytes=most_fetched, traffic_counted=at)
 
     def record_passed_over(self, record: PassedOverRecord) -> None:
         """An offer was not asked for, since it would have broken a limit."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from fractions import Fraction
 
 from pennypod.model.money import SECONDS_PER_HOUR
@@ -78,6 +79,12 @@ class PodMeter:
             since, until = max(at, self.computing), min(until, end)
             if since < until:
                 yield since, until, int(price)
+
+
+def uncounted_words(since: float | None) -> str:
+    """What goes behind a cost that lacks traffic: since the last count at `since`, or all of it."""
+    moment = "" if since is None else f" since {datetime.fromtimestamp(since, UTC):%H:%M} UTC"
+    return f" and its traffic{moment}, which it could no longer tell"
 
 
 def _exact_micros(micros_per_h: int, seconds: float) -> Fraction:

@@ -22,6 +22,7 @@ class Finding:
     open: list[str] = field(default_factory=list)
     keys: list[str] = field(default_factory=list)
     total_micros: int = 0
+    at_least: bool = False  # some pod's last traffic is in no count
 
 
 def check_document(document: Any, *, as_written: bool) -> Finding:
@@ -47,6 +48,7 @@ def check_document(document: Any, *, as_written: bool) -> Finding:
         open=list(open_ones),
         keys=sorted({str(item["seal"].get("public_key")) for item in keys if isinstance(item.get("seal"), dict)}),
         total_micros=0 if problems else sum(int(pod["cost_micros"]) for pod in pods),
+        at_least=not problems and not all(pod.get("traffic_known", True) for pod in pods),
     )
 
 

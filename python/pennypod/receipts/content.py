@@ -29,6 +29,9 @@ _SLACK_S = 0.001
 _TEXTS = ("run", "provider", "pod_id", "pod_name", "machine_id", "gpu", "reason")
 _NUMBERS = ("price_usd_per_h", "rented_at", "gone_at", "proven_at", "billed_seconds")
 _WHOLE = ("cost_micros",)
+_SINCE_LATER = ("traffic_known",)
+"""What receipts did not say at first: whether the meter holds all traffic, or `cost_micros` is a lower bound."""
+
 _PARTS = ("meter", "absence", "proof", "chain", "seal")
 
 
@@ -120,12 +123,15 @@ def content_problems(receipt: Mapping[str, Any]) -> list[str]:
 def _shape_problems(receipt: Mapping[str, Any]) -> list[str]:
     wanted = {*_TEXTS, *_NUMBERS, *_WHOLE, *_PARTS}
     found = [f"it does not say {name}" for name in sorted(wanted - set(receipt))]
-    found += [f"it says {name}, which no receipt does" for name in sorted(set(receipt) - wanted)]
+    found += [f"it says {name}, which no receipt does" for name in sorted(set(receipt) - wanted - set(_SINCE_LATER))]
     if found:
         return found
     found += [f"{name} is no text" for name in _TEXTS if not isinstance(receipt[name], str)]
     found += [f"{name} is no number" for name in _NUMBERS if not _is_number(receipt[name])]
     found += [f"{name} is no whole number" for name in _WHOLE if not _is_whole(receipt[name])]
+    found += [
+        f"{name} is neither true nor false" for name in _SINCE_LATER if not isinstance(receipt.get(name, True), bool)
+    ]
     if not _is_meter(receipt["meter"]):
         found.append("it does not say what the meter counted")
     proof, absence = receipt["proof"], receipt["absence"]
