@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from pennypod.clock import Clock
@@ -22,6 +23,7 @@ from pennypod.model.pod import Pod
 from pennypod.proof import DestroyCalls, Proof, Sought, prove_all
 from pennypod.providers.base import Provider
 from pennypod.receipts import billed_seconds, gone_since, meter_document, total_micros
+from pennypod.silence import Silence
 
 Report = Callable[..., None]
 """`Events.emit`: stage, text, numbers."""
@@ -76,8 +78,22 @@ class Endings:
         Within `patience_s` seconds, and over the listing's lag for one whose create call was never answered. `release`
         says of attempts when each may end; nobody waits for another one's.
         """
-        results: dict[int, Ended] = {}
         proofs: dict[int, Proof] = {}
+        with contextlib.ExitStack() as stack:
+            for name in sorted({ending.target.provider for ending in endings}):
+                since = partial(_silent_since, proofs, name)
+                stack.enter_context(Silence(name, since, partial(report, "teardown"), self._clock))
+            return self._end_all(endings, proofs, report, patience_s, release)
+
+    def _end_all(
+        self,
+        endings: Sequence[Ending],
+        proofs: dict[int, Proof],
+        report: Report,
+        patience_s: float,
+        release: Release | None,
+    ) -> list[Ended]:
+        results: dict[int, Ended] = {}
         for number in _in_order(endings, report, release):
             try:
                 proof = self._begin(endings[number], report)
@@ -234,6 +250,13 @@ class Endings:
 
     def _now(self, attempt: AttemptRecord) -> AttemptRecord:
         return next(record for record in self._ledger.attempts(attempt.run) if record.id == attempt.id)
+
+
+def _silent_since(proofs: Mapping[int, Proof], provider: str) -> float | None:
+    """Since when none of the pods that a provider has left was heard of; several threads look at `proofs`."""
+    left = [p.silent_since for p in list(proofs.values()) if p.sought.provider.name == provider and not p.complete]
+    heard_nothing = [since for since in left if since is not None]
+    return min(heard_nothing) if heard_nothing and len(heard_nothing) == len(left) else None
 
 
 def _in_order(endings: Sequence[Ending], report: Report, release: Release | None) -> Iterator[int]:

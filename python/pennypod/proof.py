@@ -11,10 +11,10 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from pennypod.clock import Clock
-from pennypod.errors import PennypodError, UnprovenError
+from pennypod.errors import PennypodError, TransientError, UnprovenError
 from pennypod.ledger import Ledger, LedgerError
 from pennypod.model.money import format_usd
 from pennypod.model.pod import Pod
@@ -26,6 +26,8 @@ DESTROY_CALLS_PER_HOUR = 150
 
 LONGEST_PAUSE_S = 30.0
 """The longest pause between two destroy calls: an API that comes back ends the pod within this and one round trip."""
+
+Answer = TypeVar("Answer")
 
 _FIRST_PAUSE_S = 2.0
 _LONGEST_LOOK_PAUSE_S = 10.0
@@ -91,13 +93,17 @@ def pause_before_next(calls: Sequence[float], now: float, jitter: float) -> floa
 
 @dataclass(slots=True)
 class Proof:
-    """The way to one pod's end, round by round. `steps` is what was asked and answered; `due` when to go on."""
+    """The way to one pod's end, round by round. `steps` is what was asked and answered; `due` when to go on.
+
+    `silent_since` is when the first call was made that got no answer, None since one did.
+    """
 
     sought: Sought
     calls: DestroyCalls
     clock: Clock
     due: float = 0.0
     steps: list[dict[str, Any]] = field(default_factory=list)
+    silent_since: float | None = None
     _absent: int = 0
     _wait: float = 0.0
     _ahead: float = 0.0
@@ -153,22 +159,36 @@ class Proof:
                 self._note(DESTROY, f"asked for just before; again in {wait:.0f} s at the earliest")
             return wait
         try:
-            self.sought.provider.destroy(self.sought.pod_id)
+            self._heard(lambda: self.sought.provider.destroy(self.sought.pod_id))
             answer = ACCEPTED
         except Exception as exc:  # noqa: BLE001 - the next pod must not bill on for a fault of ours with this one
             answer = _said(exc)
         self._note(DESTROY, answer)
         return 0.0
 
+    def _heard(self, call: Callable[[], Answer]) -> Answer:
+        """The answer of a call; a refusal is one, too."""
+        if self.silent_since is None:
+            self.silent_since = self.clock.now()
+        try:
+            answer = call()
+        except TransientError:
+            raise
+        except Exception:
+            self.silent_since = None
+            raise
+        self.silent_since = None
+        return answer
+
     def _look_everywhere(self) -> bool:
         provider, pod_id = self.sought.provider, self.sought.pod_id
         asked = LOOK
         try:
-            if provider.pod(pod_id) is not None:
+            if self._heard(lambda: provider.pod(pod_id)) is not None:
                 return self._note(LOOK, f"{STILL} there")
             self._note(LOOK, ABSENT)
             asked = LISTING
-            pods = provider.pods()
+            pods = self._heard(provider.pods)
             if any(pod.pod_id == pod_id or pod.name == self.sought.name for pod in pods):
                 return self._note(LISTING, f"{STILL} listed")
             self._note(LISTING, ABSENT)
@@ -179,7 +199,7 @@ class Proof:
     def _look_at_spending(self, pods: Sequence[Pod]) -> bool:
         assert isinstance(self.sought.provider, TellsSpend)
         try:
-            spending = self.sought.provider.spend_micros_per_h()
+            spending = self._heard(self.sought.provider.spend_micros_per_h)
         except Exception as exc:  # noqa: BLE001 - see above
             return self._note(SPENDING, _said(exc))
         if spending is None:

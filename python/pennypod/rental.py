@@ -10,6 +10,7 @@ import math
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 from pennypod import processes
@@ -41,6 +42,7 @@ from pennypod.model.money import cost_micros, format_usd, micros_to_usd
 from pennypod.model.offer import FuseTerms, Offer, Order
 from pennypod.model.pod import Pod, PodState, SshAddress
 from pennypod.providers.base import AttachesKeys, Provider, Restarts, TellsLogs, last_words
+from pennypod.silence import Silence
 from pennypod.spending import beyond_means, too_dear
 
 QUARANTINE_S = 24 * 3600.0
@@ -231,7 +233,7 @@ class Rental:
                 continue
             provider = self._providers[attempt.provider]
             pod_id = self._endings.find_by_name(provider, attempt.lease_name) or attempt.pod_id
-            pod = None if pod_id is None else self._look(provider, pod_id)
+            pod = None if pod_id is None else self._look(provider, pod_id, report)
             if pod is None:
                 reasons.append(f"{provider.name} has no pod {attempt.lease_name} any more")
                 continue
@@ -258,7 +260,7 @@ class Rental:
         until = self._clock.now() + RESTART_GRACE_S
         while True:
             self._clock.sleep(provider.timing.poll_s)
-            seen = self._look(provider, pod.pod_id) or pod
+            seen = self._look(provider, pod.pod_id, report) or pod
             if seen.state is not PodState.STOPPED or self._clock.now() >= until:
                 return seen
 
@@ -456,7 +458,7 @@ class Rental:
         def look() -> Sequence[SshAddress]:
             nonlocal seen
             self._attach_key(provider, pod.pod_id, public_key, report)
-            found, seen = seen or self._look(provider, pod.pod_id), None
+            found, seen = seen or self._look(provider, pod.pod_id, report), None
             if found is None:
                 raise NotReadyError(f"pod {short(pod.pod_id)} vanished before anybody could log in")
             if found.state in (PodState.FAILED, PodState.STOPPED):
@@ -483,7 +485,7 @@ class Rental:
         while True:
             self._ledger.raise_if_fenced(attempt.run)
             asked = self._clock.now()
-            pod = self._look(provider, pod_id)
+            pod = self._look(provider, pod_id, report)
             now = self._clock.now()
             if pod is not None:
                 meter.note(pod, asked, now)
@@ -517,15 +519,17 @@ class Rental:
         if why:
             raise BudgetError(why, price_micros_per_h=attempt.price_now)
 
-    def _look(self, provider: Provider, pod_id: str) -> Pod | None:
-        """One look at a starting pod; a passing fault is no news, so it reads as "not seen yet" only by raising."""
-        while True:
-            try:
-                return provider.pod(pod_id)
-            except RateLimitedError as exc:
-                self._clock.sleep(min(exc.retry_after_s, 60.0))
-            except TransientError:
-                self._clock.sleep(provider.timing.poll_s)
+    def _look(self, provider: Provider, pod_id: str, report: Report) -> Pod | None:
+        """One look at a starting pod, however long the answer takes; while it does not come, that is told."""
+        started = self._clock.now()
+        with Silence(provider.name, lambda: started, partial(report, "rent"), self._clock):
+            while True:
+                try:
+                    return provider.pod(pod_id)
+                except RateLimitedError as exc:
+                    self._clock.sleep(min(exc.retry_after_s, 60.0))
+                except TransientError:
+                    self._clock.sleep(provider.timing.poll_s)
 
     def _clear_leftovers(self, request: RentRequest, report: Report) -> None:
         """An earlier try of this run died half-way: its pod is proven gone before another is asked for.
