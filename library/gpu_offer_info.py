@@ -175,7 +175,6 @@ from pennypod.events import Events
 from pennypod.ledger import open_ledger
 from pennypod.market import Estimate
 from pennypod.model.admission import Asked, admit
-from pennypod.model.money import usd_to_micros
 from pennypod.model.offer import Need
 from pennypod.planning import Limits, caps_from, make_plan, plan_document
 from pennypod.providers.registry import select_providers
@@ -214,7 +213,7 @@ ARGUMENT_SPEC: dict[str, Any] = {
 def body(module: AnsibleModule) -> dict[str, Any]:
     """Plan as the options say; the plan as JSON."""
     options = module.params
-    settings = load_settings()
+    settings, caps = load_settings(), caps_from(options)
     need = Need(
         gpu=tuple(options["gpu"]),
         gpu_count=options["gpu_count"],
@@ -226,7 +225,7 @@ def body(module: AnsibleModule) -> dict[str, Any]:
         cuda_min=options["cuda_min"],
         region=tuple(options["region"]),
         secure=options["secure"],
-        max_price_micros_per_h=_micros(options["max_price_usd_per_h"]),
+        max_price_micros_per_h=caps.price,
         vast_query=options["vast_query"],
     )
     estimate = Estimate(
@@ -238,11 +237,11 @@ def body(module: AnsibleModule) -> dict[str, Any]:
     limits = Limits(
         budget_factor=options["budget_factor"],
         max_attempts=options["max_attempts"],
-        max_cost_micros=_micros(options["max_cost_usd"]),
+        max_cost_micros=caps.run,
         allow_community=options["allow_community"],
     )
     providers, note = select_providers(options["provider"], settings)
-    ledger, now, caps = open_ledger(settings), time.time(), caps_from(options)
+    ledger, now = open_ledger(settings), time.time()
 
     def admitted(provider: str, worst_micros: int) -> int | None:
         # Only a run of the ledger has a job, and others beside it. What passes here has to pass again at the rent.
@@ -272,10 +271,6 @@ def _tell(events: Events, plan: dict[str, Any]) -> None:
     events.emit(
         "plan", f"worst case ${plan['worst_case_usd']:.4f}: the pod ends after {minutes:.1f} min whatever happens"
     )
-
-
-def _micros(usd: float | None) -> int | None:
-    return None if usd is None else usd_to_micros(usd)
 
 
 def main() -> None:

@@ -43,6 +43,12 @@ options:
         own folder for C(state=resumed). Never a key.
     type: dict
     default: {}
+  provider:
+    description:
+      - Where to rent. C(state=opened) refuses a name that is none, or one without its key, before a run is opened.
+      - Without it, C(pod_provider) of the job's file is looked at.
+    type: str
+    default: ""
   run:
     description:
       - The run id. Needed for all states but C(opened).
@@ -119,6 +125,7 @@ failure:
 
 import contextlib
 import json
+import os
 import secrets
 from pathlib import Path
 from typing import Any
@@ -135,10 +142,10 @@ from pennypod.ledger import ArtifactRecord, Ledger, Outcome, RunRecord, open_led
 from pennypod.model.ids import job_of_run, new_run_id
 from pennypod.monitor import FOLDER as MONITOR_FOLDER
 from pennypod.podwork import ASK_EVERY_S, explained
-from pennypod.providers.registry import all_providers
+from pennypod.providers.registry import AUTO, all_providers, check_choice
 from pennypod.receipts import write_json
 from pennypod.report import run_document, write_results
-from pennypod.settings import Settings, load_settings
+from pennypod.settings import Settings, disk_is_full, load_settings
 
 INPUTS_FILE = "inputs.json"
 
@@ -149,6 +156,7 @@ ARGUMENT_SPEC: dict[str, Any] = {
     "artifacts_root": {"type": "path"},
     "keep_on_disconnect": {"type": "bool"},
     "inputs": {"type": "dict", "default": {}},
+    "provider": {"type": "str", "default": ""},
     "run": {"type": "str"},
     "artifacts": {"type": "list", "elements": "dict", "default": []},
     "outcome": {"type": "str", "choices": ["succeeded", "failed", "cancelled"]},
@@ -182,7 +190,10 @@ def _open(module: AnsibleModule, settings: Settings, ledger: Ledger) -> dict[str
     if not jobs:
         raise InputError("which job? say -e job=NAME; `ls group_vars/job_*.yml` shows them")
     for job in jobs:
-        load_job(Path(options["jobs_dir"]), job)
+        variables = load_job(Path(options["jobs_dir"]), job)
+        provider = str(options["provider"] or variables.get("pod_provider") or AUTO).strip()
+        if "{{" not in provider:  # a job's own template is known only once its run is a host
+            check_choice(provider, os.environ)
     chosen = _chosen_id(options["run"], jobs)
     root = Path(options["artifacts_root"]).resolve()
     now = SystemClock().now()
@@ -195,8 +206,9 @@ def _open(module: AnsibleModule, settings: Settings, ledger: Ledger) -> dict[str
             for item in runs:
                 Path(item["artifacts_dir"]).mkdir(parents=True, exist_ok=True)
         except OSError as exc:
+            room = "free some room on its disk, or " if disk_is_full(exc) else ""
             raise InputError(
-                f"cannot make {root}: {exc.strerror}; choose another place with -e artifacts_dir="
+                f"cannot make {root}: {exc.strerror}; {room}choose another place with -e artifacts_dir="
             ) from exc
         controller = processes.controller_identity()
         ledger.close_abandoned(processes.is_alive, now)

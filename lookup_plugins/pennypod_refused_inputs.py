@@ -4,9 +4,10 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: pennypod_refused_inputs
-short_description: Extra variables that nothing knows
+short_description: Extra variables that nothing knows, and amounts that are none
 description:
-  - Ansible takes any extra variable in silence. This returns one sentence for each that no playbook, role or job reads.
+  - Ansible takes any extra variable in silence. This returns one sentence for each that no playbook, role or job reads,
+    and for each cap that is no number of dollars.
 author:
   - pennypod contributors
 options:
@@ -24,7 +25,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 _raw:
-  description: One sentence for each extra variable that nothing knows.
+  description: One sentence for each extra variable that is refused.
   type: list
   elements: str
 """
@@ -36,14 +37,14 @@ from ansible.errors import AnsibleError
 from ansible.plugins.lookup import LookupBase
 from ansible.utils.vars import load_extra_vars
 from pennypod.errors import PennypodError
-from pennypod.inputs import known_inputs, refusals
+from pennypod.inputs import amount_refusals, known_inputs, refusals
 
 
 class LookupModule(LookupBase):
     def run(self, terms: list[str], variables: Any = None, **kwargs: Any) -> list[str]:  # noqa: ARG002 - Ansible's signature
         playbook, root = terms
-        given = [str(name) for name in load_extra_vars(self._loader)]
+        given = {str(name): value for name, value in load_extra_vars(self._loader).items()}
         try:
-            return refusals(given, known_inputs(Path(root), playbook))
+            return refusals(given, known_inputs(Path(root), playbook)) + amount_refusals(given)
         except PennypodError as exc:
             raise AnsibleError(str(exc)) from None

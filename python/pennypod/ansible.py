@@ -7,7 +7,8 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 
-from pennypod.errors import PennypodError
+from pennypod.errors import PennypodError, no_room
+from pennypod.settings import disk_is_full
 
 
 def run_module(
@@ -24,6 +25,9 @@ def run_module(
     except PennypodError as exc:
         module.fail_json(msg=exc.message, failure=exc.as_failure())
     except Exception as exc:  # noqa: BLE001 - the last line of defence before the user's screen
+        if isinstance(exc, OSError) and disk_is_full(exc):
+            full = no_room(exc)
+            module.fail_json(msg=full.message, failure=full.as_failure())
         message = f"a fault in pennypod: {type(exc).__name__}: {exc}"
         module.fail_json(msg=message, failure={"code": "bug", "message": message, "details": {}}, exception=exc)
     else:

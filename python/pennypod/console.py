@@ -301,6 +301,10 @@ class Failure:
         return f"error: {self.message}" + (f" [{self.code}]" if self.code else "")
 
 
+_WRONG_TYPE = re.compile(r"argument '([^']+)' is of type .+? and we were unable to convert to (\w+): (.+?)(?=; |$)")
+_TYPES = {"float": "a number", "int": "a whole number", "bool": "true or false", "list": "a list", "dict": "a mapping"}
+
+
 def failure_of(result: Mapping[str, Any], task: str = "") -> Failure:
     """A failed task's result as one line. `task` is named where the message alone would not say what went wrong."""
     items = [item for item in result.get("results") or [] if isinstance(item, Mapping) and _is_bad(item)]
@@ -311,7 +315,7 @@ def failure_of(result: Mapping[str, Any], task: str = "") -> Failure:
         return Failure(one_line(str(failure["message"])), one_line(str(failure.get("code") or "")))
     if result.get("argument_errors"):
         context = result.get("validate_args_context") or {}
-        errors = "; ".join(str(error) for error in result["argument_errors"])
+        errors = "; ".join(_plain_type(str(error)) for error in result["argument_errors"])
         role = f"role {context['name']}: " if context.get("name") else ""
         return Failure(one_line(f"{role}{errors}"))
     return Failure(one_line(_plain_message(result, task)))
@@ -333,7 +337,17 @@ def _plain_message(result: Mapping[str, Any], task: str) -> str:
     stripped = re.sub(r"^(Task failed: |Module failed: |Finalization of task args for '[^']*' failed: )+", "", message)
     if stripped != message:
         return f"{where}{stripped}"
-    return message or f"{where}failed without a reason"
+    return _plain_type(message) or f"{where}failed without a reason"
+
+
+def _plain_type(message: str) -> str:
+    """Ansible's words for a value of the wrong type, without the names of Python classes."""
+
+    def said(found: re.Match[str]) -> str:
+        why = "" if "<class" in found[3] else f" ({found[3]})"
+        return f"{found[1]} must be {_TYPES.get(found[2], found[2])}{why}"
+
+    return _WRONG_TYPE.sub(said, message)
 
 
 def _program(command: Any) -> str:

@@ -28,7 +28,7 @@ from pennypod.providers.local.provider import LocalProvider
 from pennypod.providers.registry import LOCAL, PROVIDERS, configured, open_provider
 from pennypod.providers.servertime import told_time
 from pennypod.sentinel import last_look
-from pennypod.settings import Settings
+from pennypod.settings import Settings, home_advice
 
 OK, WARN, FAIL = "ok", "warn", "fail"
 PYTHONS = ((3, 11), (3, 13))
@@ -129,7 +129,7 @@ class Doctor:
                 "state folder",
                 FAIL,
                 f"{home}: {exc.strerror or exc}",
-                "set PENNYPOD_HOME to a folder that you may write",
+                home_advice(exc),
             )
         if mode & 0o077:
             return Finding(

@@ -175,6 +175,11 @@ class DiskFullError(TransferError):
     code = "disk_full"
 
 
+def no_room(exc: OSError) -> DiskFullError:
+    """A write that failed for want of room, whoever wrote: it is the user's to mend and no fault of ours."""
+    return DiskFullError(f"no room left on the disk of {exc.filename or 'this machine'}: free some room on it")
+
+
 class TrainingError(PennypodError):
     """The trainer failed; `details` carries exit_code and the last lines of its log."""
 

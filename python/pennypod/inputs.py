@@ -7,8 +7,9 @@ what the roles declare, what their defaults read, and any word of the job files:
 from __future__ import annotations
 
 import difflib
+import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import yaml
 from jinja2 import meta
 
 from pennypod.errors import InputError
+from pennypod.model.admission import NAMES
 
 _START = ("job", "provider", "smoke", "dataset", "plan_only", "allow_community", "artifacts_dir", "run_id")
 _LEAVE = ("detach", "detach_to", "detach_poll_minutes", "keep_on_disconnect", "escrow_grace_s")
@@ -30,6 +32,9 @@ INPUTS = {
     "finish": (*_GO_ON, *_AGAIN),
 }
 """What a playbook reads itself; the caps and the like are what the roles' defaults read."""
+
+AMOUNTS = (*(NAMES[cap] for cap in ("run", "job", "day", "account")), "max_price_usd_per_h", "escrow_grace_s")
+"""Inputs that are numbers of dollars, or of seconds."""
 
 _RESERVED = ("ansible_", "pennypod_")
 _COMMENT = re.compile(r"(^|\s)#.*$", re.MULTILINE)
@@ -62,6 +67,25 @@ def known_inputs(root: Path, playbook: str) -> Known:
 def refusals(given: Iterable[str], known: Known) -> list[str]:
     """One sentence for each name that nothing knows, with the nearest known one where there is one."""
     return [_refusal(name, known) for name in sorted(given) if name not in known]
+
+
+def amount_refusals(given: Mapping[str, Any]) -> list[str]:
+    """One sentence for each amount that is no number, 0 or more. Templates are left to whoever reads them."""
+    return [
+        refusal
+        for name in AMOUNTS
+        if given.get(name) is not None and "{{" not in str(given[name]) and (refusal := _amount(name, given[name]))
+    ]
+
+
+def _amount(name: str, value: Any) -> str:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if 0 <= number < math.inf and not isinstance(value, bool):
+        return ""
+    return f"{name} is {value}: give a number of {'seconds' if name.endswith('_s') else 'dollars'}, 0 or more"
 
 
 def _refusal(name: str, known: Known) -> str:

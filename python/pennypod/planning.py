@@ -25,7 +25,7 @@ from pennypod.market import (
     worst_case_micros,
 )
 from pennypod.model.admission import NAMES, Caps
-from pennypod.model.money import micros_to_usd, usd_to_micros
+from pennypod.model.money import cap_micros, micros_to_usd, usd_to_micros
 from pennypod.model.offer import Need, Offer
 from pennypod.providers.base import Provider
 from pennypod.providers.registry import LOCAL
@@ -185,13 +185,14 @@ def _admitted(
 
 
 def caps_from(options: Mapping[str, Any]) -> Caps:
-    """The caps among a module's options, dollars as the user writes them. Raises InputError for a negative one."""
+    """The caps among a module's options, dollars as the user writes them. Raises InputError for one that is none."""
 
     def micros(name: str) -> int | None:
         usd = options.get(name)
-        if usd is not None and usd < 0:
-            raise InputError(f"{name} must not be negative: {usd}")
-        return None if usd is None else usd_to_micros(usd)
+        try:
+            return None if usd is None else cap_micros(name, usd)
+        except ValueError as exc:
+            raise InputError(str(exc)) from exc
 
     return Caps(
         run=micros(NAMES["run"]),

@@ -22,7 +22,7 @@ from pennypod.errors import PennypodError
 from pennypod.escrow import Escrow
 from pennypod.ledger import Ledger, open_ledger
 from pennypod.providers.base import Provider
-from pennypod.settings import Settings
+from pennypod.settings import Settings, home_advice
 from pennypod.sweep import DESTROYED, UNPROVEN, UNREADABLE_AFTER_S, Survey, Swept, survey, sweep
 
 INTERVAL_S = 300.0
@@ -184,9 +184,7 @@ def only_one(settings: Settings) -> Iterator[None]:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = path.open("a")
     except OSError as exc:
-        raise SentinelError(
-            f"cannot use {path.parent} ({exc.strerror}): set PENNYPOD_HOME to a folder you own"
-        ) from exc
+        raise SentinelError(f"cannot use {path.parent} ({exc.strerror}): {home_advice(exc)}") from exc
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

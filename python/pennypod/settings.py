@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -51,6 +52,16 @@ class Settings:
         """For the owner only: folders made along the way to another one would get whatever mode is usual."""
         with contextlib.suppress(OSError):  # whoever writes into it says what is wrong
             self.home.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+def disk_is_full(exc: OSError) -> bool:
+    """Whether there is no room left, or no quota."""
+    return exc.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def home_advice(exc: OSError) -> str:
+    """What to do about a state folder that cannot be written to."""
+    return "free some room on its disk" if disk_is_full(exc) else "set PENNYPOD_HOME to a folder you own"
 
 
 def load_settings(environ: Mapping[str, str] | None = None) -> Settings:

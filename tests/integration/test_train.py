@@ -123,15 +123,13 @@ def test_a_plan_rents_nothing(workspace: Workspace) -> None:
         ({"max_cost_usd_per_day": "0.0001"}, "it would break max_cost_usd_per_day"),
         ({"max_price_usd_per_h": "0.01"}, "no offer fits"),
         ({"dataset": "/nowhere/at/all"}, "/nowhere/at/all"),
-        ({"provider": "lunar"}, "lunar"),
-        ({"max_cost": "0.01"}, "did you mean max_cost_usd?"),
         ({"job": "nonesuch"}, "known jobs are"),
         ({"plan_only": "yess"}, "yess"),
         ({"max_cost_usd": "abc"}, "max_cost_usd"),
         ({"job": "No-Such"}, "lower-case"),
         ({"job": ""}, "job=NAME"),
     ],
-    ids=["cost", "day", "price", "dataset", "provider", "typo", "job", "plan-only", "cost-word", "job-name", "no-job"],
+    ids=["cost", "day", "price", "dataset", "job", "plan-only", "cost-word", "job-name", "no-job"],
 )
 def test_wrong_input_is_one_line_and_rents_nothing(workspace: Workspace, extra: dict[str, str], said: str) -> None:
     done = workspace.play(**({"job": "tiny"} | extra))
@@ -142,6 +140,28 @@ def test_wrong_input_is_one_line_and_rents_nothing(workspace: Workspace, extra: 
         assert workspace.ledger().attempts(run.run) == []
         assert run.outcome == Outcome.FAILED
         assert said in (run.reason or "")
+
+
+@pytest.mark.parametrize(
+    ("extra", "said"),
+    [
+        ({"max_cost": "0.01"}, "did you mean max_cost_usd?"),
+        ({"max_cost_usd": "-1"}, "max_cost_usd is -1: give a number of dollars"),
+        ({"provider": "vats"}, "there is no provider 'vats'"),
+        ({"provider": "vast"}, "VAST_API_KEY is not set"),
+        ({"job": "elsewhere"}, "there is no provider 'lunar'"),
+    ],
+    ids=["typo", "cap", "provider", "key", "job-file"],
+)
+def test_what_is_wrong_at_first_sight_opens_no_run(workspace: Workspace, extra: dict[str, str], said: str) -> None:
+    job = (workspace.root / "group_vars" / "job_tiny.yml").read_text()
+    (workspace.root / "group_vars" / "job_elsewhere.yml").write_text(f"{job}pod_provider: lunar\n")
+    chosen = {"provider": ""} if extra.get("job") else {}
+    done = workspace.play(**({"job": "tiny"} | chosen | extra))
+    assert done.returncode != 0
+    (line,) = errors(done)
+    assert said in line
+    assert workspace.ledger().runs() == []
 
 
 def test_check_mode_rents_nothing_and_opens_no_run(workspace: Workspace) -> None:

@@ -326,5 +326,7 @@ def test_of_several_that_ask_at_once_only_as_many_are_admitted_as_the_cap_allows
 
 def test_a_cap_in_dollars_is_not_negative() -> None:
     assert caps_from({"max_cost_usd": 0.5, "max_price_usd_per_h": 2}) == Caps(run=500_000, price=2_000_000)
-    with pytest.raises(InputError, match="max_cost_usd_per_day must not be negative"):
+    with pytest.raises(InputError, match="max_cost_usd_per_day is -1"):
         caps_from({"max_cost_usd_per_day": -1.0})
+    with pytest.raises(InputError, match="max_cost_usd is nan: give"):
+        caps_from({"max_cost_usd": float("nan")})

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import stat
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from pennypod import __version__
 from pennypod.cli import main
 from pennypod.cli.app import App
 from pennypod.cli.times import parse_duration
-from pennypod.errors import TransientError
+from pennypod.errors import AuthError, TransientError
 from pennypod.ledger import ArtifactRecord, Ledger, Outcome, RunRecord, open_ledger
 from pennypod.model.ids import Lease
 from pennypod.model.pod import Pod, PodState
@@ -416,6 +418,38 @@ def test_offers_over_the_cap_is_an_error_before_anything_is_spent(world: World, 
     result = world.call("offers", "-j", "demo", "--root", str(repository), "--max-cost-usd", "0.1")
     assert result.exit_code == 1
     assert "nothing was rented" in result.stderr
+
+
+@pytest.mark.parametrize("value", ["nan", "-1", "inf"])
+@pytest.mark.parametrize("option", ["--max-cost-usd", "--max-price-usd-per-h"])
+def test_offers_under_a_cap_that_is_none_is_wrong_usage_of_that_option(
+    world: World, repository: Path, option: str, value: str
+) -> None:
+    result = world.call("offers", "-j", "demo", "--root", str(repository), option, value)
+    assert result.exit_code == 2
+    assert f"{option} is {float(value)}: give a number of dollars, 0 or more" in result.stderr
+    assert "job file" not in result.stderr
+
+
+def test_offers_says_when_a_provider_refuses_the_key(
+    world: World, repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_self: object) -> list[Pod]:
+        raise AuthError("fake: Invalid user key")
+
+    monkeypatch.setattr(FakeProvider, "pods", refuse)
+    result = world.call("offers", "-j", "demo", "--root", str(repository))
+    assert "with this key: fake: Invalid user key" in result.stdout
+
+
+def test_a_full_disk_is_one_line_whoever_wrote(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(*_args: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "/state/x")
+
+    monkeypatch.setattr(sys.modules["pennypod.cli.offers"], "find_root", write)
+    result = world.call("offers", "-j", "demo")
+    assert result.exit_code == 1
+    assert "error: no room left on the disk of /state/x: free some room on it" in result.stderr
 
 
 def test_offers_of_a_job_that_is_none(world: World, repository: Path) -> None:

@@ -388,3 +388,10 @@ def test_a_failure_is_told_once() -> None:
     assert not failures.is_new(Failure("no data", "input"))
     assert not failures.is_new(Failure("no data"))  # repeated by a later task that has only the words
     assert failures.is_new(Failure("other"))
+
+
+def test_a_value_of_the_wrong_type_is_told_without_the_names_of_classes() -> None:
+    wrong = "argument '{}' is of type str and we were unable to convert to {}: <class 'x._Tagged'> cannot be converted"
+    both = failure_of({"argument_errors": [wrong.format("a_usd", "float"), wrong.format("b", "int")]})
+    assert both.message == "a_usd must be a number; b must be a whole number"
+    assert failure_of({"msg": wrong.format("c", "float")}).message == "c must be a number"

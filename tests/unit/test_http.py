@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import socket
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from fakes import FakeClock
 from pennypod import __version__
 from pennypod.errors import (
     AmbiguousError,
+    InputError,
     InvalidError,
     PennypodError,
     ProviderError,
@@ -188,7 +191,7 @@ def test_a_create_returns_every_answer_that_says_what_happened(api: ScriptedApi,
 @pytest.mark.parametrize("status", [301, 302, 307, 308])
 def test_nothing_is_sent_on_to_another_place(api: ScriptedApi, http: Http, call: str, status: int) -> None:
     api.on("PUT /x", Answer(status, None, {"Location": f"{api.url}/other?api_key=1"}))
-    with pytest.raises(InvalidError, match="correct the base address"):
+    with pytest.raises(InvalidError, match="correct the address of cloud"):
         getattr(http, call)("PUT", "/x", body={})
     assert len(api.asked) == 1
 
@@ -307,3 +310,34 @@ def test_a_text_from_an_address_is_read_without_the_key(api: ScriptedApi, http: 
 def test_pauses_double_up_to_a_cap(http: Http) -> None:
     pause: Callable[[int], float] = http._pause
     assert [pause(n) for n in (1, 2, 3, 4, 5, 9)] == [0.5, 1.0, 2.0, 4.0, 8.0, 8.0]
+
+
+def test_https_where_the_service_speaks_http_names_the_variable(api: ScriptedApi, clock: FakeClock) -> None:
+    url = api.url.replace("http://", "https://")
+    http = Http("vast", url, KEY, clock, attempts=1, address_variable="VAST_URL")
+    with pytest.raises(TransientError) as caught:
+        http.request("GET", "/x")
+    assert "should VAST_URL begin with http:// instead of https://?" in str(caught.value)
+    assert "HTTPSConnectionPool" not in str(caught.value)
+
+
+def test_http_where_the_service_speaks_tls_names_the_variable(clock: FakeClock) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            peer, _ = server.accept()
+            with peer:
+                peer.recv(65536)
+                peer.sendall(b"\x15\x03\x03\x00\x02\x02\x32\n")  # the TLS alert that OpenSSL sends
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(TransientError, match="should VAST_URL begin with https://"):
+            Http("vast", url, KEY, clock, attempts=1, address_variable="VAST_URL").request("GET", "/x")
+        thread.join()
+
+
+def test_an_address_that_is_none_names_the_variable(clock: FakeClock) -> None:
+    with pytest.raises(InputError, match="VAST_URL is not a plain http"):
+        Http("vast", "vast.ai", KEY, clock, address_variable="VAST_URL")

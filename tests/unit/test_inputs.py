@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 from pennypod.errors import InputError
-from pennypod.inputs import INPUTS, Known, known_inputs, refusals
+from pennypod.inputs import AMOUNTS, INPUTS, Known, amount_refusals, known_inputs, refusals
 
 ROOT = Path(__file__).resolve().parents[2]
 TYPOS = {
@@ -89,3 +89,16 @@ def test_a_role_that_cannot_be_read_is_said(repository: Path) -> None:
     (repository / "roles" / "own" / "defaults" / "main.yml").write_text("a: [")
     with pytest.raises(InputError, match="cannot be read"):
         known_inputs(repository, "train")
+
+
+@pytest.mark.parametrize("name", AMOUNTS)
+@pytest.mark.parametrize("value", ["abc", "nan", "inf", -1, "-0.5", "", True, [1]])
+def test_an_amount_that_is_none_is_said_in_plain_words(name: str, value: object) -> None:
+    (refusal,) = amount_refusals({name: value, "job": "demo"})
+    assert refusal.startswith(f"{name} is {value}: give a number of ")
+    assert "class" not in refusal
+
+
+def test_amounts_null_and_templates_are_let_through() -> None:
+    assert amount_refusals({"max_cost_usd": "0.5", "max_price_usd_per_h": None, "escrow_grace_s": "{{ 2 * 30 }}"}) == []
+    assert amount_refusals({"max_cost_usd": 0}) == []

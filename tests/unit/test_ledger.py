@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -279,6 +280,18 @@ def test_a_home_that_cannot_be_made_is_one_clear_error(tmp_path: Path) -> None:
     (tmp_path / "home").write_text("a file in the way")
     with pytest.raises(LedgerError, match="PENNYPOD_HOME"):
         open_ledger(settings_in(tmp_path / "home"))
+
+
+@pytest.mark.parametrize(("number", "advice"), [(errno.ENOSPC, "free some room"), (errno.EACCES, "set PENNYPOD_HOME")])
+def test_a_home_that_cannot_be_written_says_what_would_help(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, number: int, advice: str
+) -> None:
+    def fail(*_args: object, **_options: object) -> None:
+        raise OSError(number, os.strerror(number), "home")
+
+    monkeypatch.setattr(Path, "mkdir", fail)
+    with pytest.raises(LedgerError, match=advice):
+        open_ledger(settings)
 
 
 def test_a_ledger_of_another_version_is_refused_and_left_alone(settings: Settings) -> None:

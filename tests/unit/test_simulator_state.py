@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 from pennypod.errors import InputError
 from pennypod.simulator.clock import VirtualClock
-from pennypod.simulator.faults import Faults, parse_rule
+from pennypod.simulator.faults import CALL_FAULTS, ENDPOINTS, POD_FAULTS, Faults, parse_rule
 from pennypod.simulator.pods import Ghosts
 from pennypod.simulator.runpod_rows import pod_row
 from pennypod.simulator.state import RUNPOD, VAST, Boot, Pod, Stage, World
 from pennypod.simulator.vast_rows import instance_row
 
+ROOT = Path(__file__).resolve().parents[2]
 T0 = 1_796_000_000.0
 
 
@@ -333,6 +336,11 @@ def test_wildcards_and_other_endpoints() -> None:
     [
         ({"endpoint": "vast.create", "fault": "meteor"}, "meteor"),
         ({"fault": "error"}, "endpoint is missing"),
+        (
+            {"endpoint": "vast.craete", "fault": "error"},
+            "no endpoint 'vast.craete': use one of vast.search, ",
+        ),
+        ({"endpoint": "vats.*", "fault": "error"}, "no endpoint"),
         ({"endpoint": "vast.list", "fault": "stuck_loading"}, "belongs to a pod"),
         ({"endpoint": "vast.create", "fault": "error", "nth": "soon"}, "soon"),
         ({"endpoint": "vast.create", "fault": "slow", "seconds": "long"}, "long"),
@@ -342,6 +350,17 @@ def test_wildcards_and_other_endpoints() -> None:
 def test_a_bad_rule_says_what_is_wrong(rule: Any, says: str) -> None:
     with pytest.raises(InputError, match=says):
         parse_rule(rule)
+
+
+def test_the_endpoints_that_rules_may_name_are_those_that_are_served_and_documented() -> None:
+    sources = "".join(path.read_text() for path in (ROOT / "python/pennypod/simulator").glob("*.py"))
+    served = set(re.findall(r'route\("[A-Z]+", [^"\n]*(?:"[^"]*")?, "((?:vast|runpod)\.[a-z_]+)"', sources))
+    assert len(served) > 20
+    assert set(ENDPOINTS) == served
+    page = (ROOT / "docs/simulator.md").read_text()
+    told = page.partition("Endpoints: ")[2].partition("\n\n")[0]
+    assert {name.partition(".")[2] for name in ENDPOINTS} <= set(re.findall(r"[a-z_]+", told))
+    assert {name for name in (*CALL_FAULTS, *POD_FAULTS) if f"`{name}`" not in page} == set()
 
 
 def test_bad_rules_are_taken_back_whole() -> None:

@@ -20,7 +20,8 @@ from pennypod.cli.serve import serve
 from pennypod.cli.store import store
 from pennypod.cli.sweep import sentinel, sweep
 from pennypod.cli.verify import verify
-from pennypod.errors import PennypodError, UnprovenError
+from pennypod.errors import PennypodError, UnprovenError, no_room
+from pennypod.settings import disk_is_full
 from pennypod.simulator.command import simulate
 
 _INTERRUPTED = 130
@@ -52,6 +53,11 @@ class Commands(click.Group):
         except PennypodError as exc:
             app.say(f"error: {exc}")
             code = MAY_STILL_BILL if isinstance(exc, UnprovenError) else FAILED
+        except OSError as exc:
+            if not disk_is_full(exc):
+                raise
+            app.say(f"error: {no_room(exc)}")
+            code = FAILED
         except (click.Abort, KeyboardInterrupt):
             app.say("error: interrupted")
             code = _INTERRUPTED

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,21 +12,32 @@ import yaml
 
 import pennypod
 from pennypod.cli.app import App, json_option, pass_app
-from pennypod.errors import InputError
-from pennypod.model.money import usd_to_micros
+from pennypod.errors import AuthError, InputError, ProviderError
+from pennypod.model.money import cap_micros, micros_to_usd
 from pennypod.model.offer import Need
 
 if TYPE_CHECKING:
     from pennypod.market import Estimate
     from pennypod.planning import Limits
+    from pennypod.providers.base import Provider
+
+
+def checked_cap(_ctx: click.Context, param: click.Parameter, value: float | None) -> float | None:
+    """A cap is a finite number, 0 or more; a wrong one is wrong usage and no matter of the job file."""
+    try:
+        return None if value is None else micros_to_usd(cap_micros(param.opts[0], value))
+    except ValueError as exc:
+        raise click.UsageError(str(exc)) from exc
 
 
 @click.command()
 @click.option("-j", "--job", required=True, metavar="JOB", help="A job: group_vars/job_JOB.yml.")
 @click.option("--provider", default="auto", show_default=True, help="auto, or one provider.")
 @click.option("--smoke", is_flag=True, help="Plan the job's smoke training.")
-@click.option("--max-cost-usd", type=float, metavar="USD", help="Cap on the worst case of the whole run.")
-@click.option("--max-price-usd-per-h", type=float, metavar="USD", help="Cap on the hourly price.")
+@click.option(
+    "--max-cost-usd", type=float, callback=checked_cap, metavar="USD", help="Cap on the worst case of the whole run."
+)
+@click.option("--max-price-usd-per-h", type=float, callback=checked_cap, metavar="USD", help="Cap on the hourly price.")
 @click.option(
     "--root", type=click.Path(exists=True, file_okay=False, path_type=Path), help="The repository; found by itself."
 )
@@ -54,7 +67,7 @@ def offers(
     chosen, note = _providers(app, provider)
     quarantined, secondary = app.ledger.quarantined(app.clock.now()), variables.get("pod_secondary") or {}
     plan = plan_document(make_plan(chosen, need, estimate, limits, quarantined, secondary))
-    plan["notes"] = [*([note] if note else []), *plan["notes"]]
+    plan["notes"] = [*([note] if note else []), *refused_keys(chosen), *plan["notes"]]
     if templated:
         plan["notes"].append(f"templates, taken at their default: {', '.join(templated)}")
     if as_json:
@@ -70,6 +83,21 @@ def _providers(app: App, wanted: str) -> tuple[dict[str, Any], str]:
         own = dict(app.providers)
         return (own if wanted == AUTO else {wanted: own[wanted]}), ""
     return select_providers(wanted, app.settings)
+
+
+def refused_keys(providers: Mapping[str, Provider]) -> list[str]:
+    """A sentence for each provider that refuses our key: a market can be searched without one, but nothing rented.
+
+    Asked by the listing of our pods, one call, which every command that rents makes first.
+    """
+    notes = []
+    for name, provider in providers.items():
+        with contextlib.suppress(ProviderError):  # a passing fault says nothing of the key
+            try:
+                provider.pods()
+            except AuthError as exc:
+                notes.append(f"nothing can be rented at {name} with this key: {exc}")
+    return notes
 
 
 def find_root() -> Path:
@@ -120,7 +148,7 @@ def wishes(variables: dict[str, Any], smoke: bool) -> tuple[Need, Estimate, Limi
         return default if found is None else found
 
     def micros(name: str) -> int | None:
-        return None if value(name) is None else usd_to_micros(value(name))
+        return None if value(name) is None else cap_micros(f"pod_{name}", value(name))
 
     try:
         minutes = float(value("smoke_minutes", 5) if smoke else value("train_minutes", 60))
@@ -151,7 +179,7 @@ def wishes(variables: dict[str, Any], smoke: bool) -> tuple[Need, Estimate, Limi
             allow_community=bool(value("allow_community", False)),
         )
     except (TypeError, ValueError) as exc:
-        raise InputError(f"the job file holds a value that is no number: {exc}") from exc
+        raise InputError(f"the job file holds a value that will not do: {exc}") from exc
     return need, estimate, limits
 
 

@@ -40,7 +40,7 @@ from pennypod.model.ids import Lease
 from pennypod.model.offer import Offer
 from pennypod.model.pod import SshAddress
 from pennypod.receipts import GENESIS, Sealer, receipt_document
-from pennypod.settings import Settings
+from pennypod.settings import Settings, home_advice
 
 # Why a run was closed of which nobody knows whether it will be asked for again.
 ABANDONED = "its command ended before anything was rented"
@@ -59,7 +59,7 @@ def open_ledger(settings: Settings) -> Ledger:
     except (ArgumentError, NoSuchModuleError, ImportError) as exc:
         raise LedgerError(f"PENNYPOD_DATABASE_URL is not a usable SQLAlchemy URL: {exc}") from exc
     except OSError as exc:
-        raise LedgerError(f"cannot make the ledger's folder: {exc}; set PENNYPOD_HOME to a writable place") from exc
+        raise LedgerError(f"cannot make the ledger: {exc}; {home_advice(exc)}") from exc
 
 
 class Ledger:

@@ -19,6 +19,17 @@ def usd_to_micros(usd: float | int | str | Decimal) -> int:
     return int((amount * MICROS_PER_USD).to_integral_value(rounding=ROUND_HALF_UP))
 
 
+def cap_micros(name: str, usd: float | int | str | Decimal) -> int:
+    """A cap in dollars as micro-dollars. Raises ValueError naming it for what is no number of dollars, 0 or more."""
+    try:
+        micros = usd_to_micros(usd)
+    except ValueError:
+        micros = -1
+    if micros < 0 or isinstance(usd, bool):
+        raise ValueError(f"{name} is {usd}: give a number of dollars, 0 or more")
+    return micros
+
+
 def micros_to_usd(micros: int) -> float:
     """Micro-dollars to dollars, for JSON and for people; never for arithmetic."""
     return micros / MICROS_PER_USD

@@ -142,9 +142,11 @@ class Http:
         quiet_s: float = LISTEN_QUIET_S,
         record: Callable[[Exchange], None] | None = None,
         chance: Callable[[], float] = random.random,
+        address_variable: str = "",
     ) -> None:
         self._name = name
-        self._base = checked_base(name, base_url)
+        self._address = address_variable or f"the address of {name}"
+        self._base = checked_base(self._address, base_url)
         self._auth = _Bearer(_checked_key(name, key))
         self._secret = key.strip()
         self._clock = clock
@@ -164,6 +166,10 @@ class Http:
     def url(self) -> str:
         """The API's base address."""
         return self._base
+
+    @property
+    def _host(self) -> str:
+        return urlsplit(self._base).netloc
 
     # --- calls that may be repeated -----------------------------------------------------------------------------------
 
@@ -279,10 +285,20 @@ class Http:
         if isinstance(exc, requests.exceptions.ProxyError):
             return "the proxy did not let us through"
         if isinstance(exc, requests.exceptions.SSLError):
-            return self.clean(f"no safe connection: {exc}")
+            return self._unsafe(str(exc))
         if _never_connected(exc):
-            return f"no connection to {urlsplit(self._base).netloc}"
+            return f"no connection to {self._host}"
+        if "BadStatusLine" in str(exc) and self._base.startswith("http:"):
+            return f"{self._host} answers, but not in http: should {self._address} begin with https://?"
         return f"the connection broke ({type(exc).__name__})"
+
+    def _unsafe(self, why: str) -> str:
+        """What broke a TLS connection. A service that speaks plain http sends what is no TLS record at all."""
+        if "CERTIFICATE_VERIFY_FAILED" in why:
+            reason = re.search(r"certificate verify failed: ([^(\n]+)", why)
+            told = self.clean(reason[1]) if reason else "it is not trusted here"
+            return f"no safe connection to {self._host}, its certificate is refused ({told}): look at {self._address}"
+        return f"no safe connection to {self._host}: should {self._address} begin with http:// instead of https://?"
 
     # --- one exchange -------------------------------------------------------------------------------------------------
 
@@ -340,7 +356,7 @@ class Http:
         if response.is_redirect or 300 <= response.status_code < 400:
             where = urlsplit(response.headers.get("Location", ""))
             raise InvalidError(
-                f"{self._what(method, path)}: sent on to {where.scheme}://{where.hostname}: correct the base address"
+                f"{self._what(method, path)}: sent on to {where.scheme}://{where.hostname}: correct {self._address}"
             )
         headers = {name.lower(): value for name, value in response.headers.items()}
         return Reply(response.status_code, headers, text, _json(text))
@@ -390,11 +406,11 @@ class Http:
             return None
 
 
-def checked_base(name: str, base_url: str) -> str:
+def checked_base(called: str, base_url: str) -> str:
     """A base address without its trailing slash. Raises InputError when it is no plain http(s) address."""
     parts = urlsplit(base_url.strip())
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.query or parts.fragment:
-        raise InputError(f"the address of {name} is not a plain http(s) address")
+        raise InputError(f"{called} is not a plain http(s) address")
     return base_url.strip().rstrip("/")
 
 

@@ -57,12 +57,19 @@ def configured(environ: Mapping[str, str]) -> tuple[str, ...]:
 def open_provider(name: str, settings: Settings, environ: Mapping[str, str] | None = None) -> Provider:
     """A provider by name; nothing is asked of it yet. InputError for an unknown name, AuthError for a missing key."""
     env = os.environ if environ is None else environ
-    entry = PROVIDERS.get(name)
+    check_choice(name, env)
+    return PROVIDERS[name].factory(settings, env)
+
+
+def check_choice(wanted: str, environ: Mapping[str, str]) -> None:
+    """Raises InputError for what is neither a provider nor `auto`, AuthError for one without its key. Makes nothing."""
+    entry = PROVIDERS.get(wanted)
     if entry is None:
-        raise InputError(f"there is no provider {name!r}: use {AUTO} or {', '.join(PROVIDERS)}")
-    if entry.key_variable and not env.get(entry.key_variable):
+        if wanted == AUTO:
+            return
+        raise InputError(f"there is no provider {wanted!r}: use {AUTO} or {', '.join(PROVIDERS)}")
+    if entry.key_variable and not environ.get(entry.key_variable):
         raise AuthError(f"{entry.key_variable} is not set: put it into the environment or use another provider")
-    return entry.factory(settings, env)
 
 
 def select_providers(

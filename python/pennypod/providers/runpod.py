@@ -550,5 +550,5 @@ def runpod_provider(settings: Settings, environ: Mapping[str, str]) -> RunpodPro
     """The provider from RUNPOD_API_KEY and, where set, RUNPOD_API_BASE_URL. Nothing is asked of the service yet."""
     clock = SystemClock()
     url, key = base_address(environ.get(URL_VARIABLE) or DEFAULT_URL), environ.get(KEY_VARIABLE, "")
-    http = Http("runpod", url, key, clock, record=recorder(environ, key))
+    http = Http("runpod", url, key, clock, record=recorder(environ, key), address_variable=URL_VARIABLE)
     return RunpodProvider(http, clock)

@@ -687,5 +687,6 @@ def vast_provider(settings: Settings, environ: Mapping[str, str]) -> VastProvide
     clock = SystemClock()
     url = environ.get(URL_VARIABLE) or DEFAULT_URL
     key = environ.get(KEY_VARIABLE, "")
-    http = Http("vast", url, key, clock, pacing=Pacing(SPACING_S), record=recorder(environ, key))
+    record, pacing = recorder(environ, key), Pacing(SPACING_S)
+    http = Http("vast", url, key, clock, pacing=pacing, record=record, address_variable=URL_VARIABLE)
     return VastProvider(http, clock)

@@ -55,6 +55,14 @@ POD_FAULTS = {
     "gone_lag": "for `seconds` (30) after its end the pod is still listed",
     "timer_noop": "accepted for completeness: neither provider's own timers act",
 }
+_VAST = (
+    "search create list legacy_list show update destroy reboot bid snapshot ssh keys logs log_file user charges"
+    " spend_rate invoices"
+)
+_RUNPOD = "gpus datacenters create list get update action destroy logs keys billing graphql"
+ENDPOINTS = tuple(f"{api}.{name}" for api, names in (("vast", _VAST), ("runpod", _RUNPOD)) for name in names.split())
+"""What a rule can name: the endpoints of both APIs' routes."""
+
 _CREATES = ("vast.create", "runpod.create")
 _OWN = frozenset(("endpoint", "fault", "nth", "after", "probability", "times", "where", "id", "calls", "struck"))
 _ids = itertools.count(1)
@@ -142,6 +150,8 @@ def parse_rule(raw: Mapping[str, Any]) -> Rule:
     endpoint = str(raw.get("endpoint") or ("*.create" if fault in POD_FAULTS else ""))
     if not endpoint:
         raise InputError(f"fault {fault}: endpoint is missing, like vast.create or runpod.*")
+    if not any(fnmatch.fnmatchcase(name, endpoint) for name in ENDPOINTS):
+        raise InputError(f"fault {fault}: there is no endpoint {endpoint!r}: use one of {', '.join(ENDPOINTS)}")
     if fault in POD_FAULTS and not any(fnmatch.fnmatchcase(name, endpoint) for name in _CREATES):
         raise InputError(f"fault {fault} belongs to a pod: its endpoint is vast.create, runpod.create or *.create")
     try:

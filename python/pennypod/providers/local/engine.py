@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from pennypod.errors import EngineError, InvalidError, PennypodError, TransientError
+from pennypod.settings import home_advice
 
 ENGINE_VARIABLE = "PENNYPOD_ENGINE"
 KNOWN_ENGINES = ("podman", "docker")
@@ -506,6 +507,4 @@ def _write_cache(cache_dir: Path, key: str, engine: Engine) -> None:
             json.dump({key: saved}, file)
         os.replace(temporary, cache_dir / "engine.json")
     except OSError as exc:
-        raise InvalidError(
-            f"cannot write below {cache_dir} ({exc.strerror}): set PENNYPOD_HOME to a folder you own"
-        ) from exc
+        raise InvalidError(f"cannot write below {cache_dir} ({exc.strerror}): {home_advice(exc)}") from exc

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pennypod.errors import InvalidError
+from pennypod.settings import home_advice
 
 CA_BUNDLE = "/etc/ssl/certs/ca-certificates.crt"
 
@@ -397,9 +398,7 @@ def write_tree(settings: HostSettings, cache_dir: Path, scripts: Mapping[str, st
         temporary.chmod(0o755)
         _rename(temporary, final)
     except OSError as exc:
-        raise InvalidError(
-            f"cannot write below {cache_dir} ({exc.strerror}): set PENNYPOD_HOME to a folder you own"
-        ) from exc
+        raise InvalidError(f"cannot write below {cache_dir} ({exc.strerror}): {home_advice(exc)}") from exc
     return final
 
 

@@ -27,6 +27,7 @@ from pathlib import Path
 from pennypod.errors import InvalidError, NoCapacityError, TransientError
 from pennypod.providers.local.engine import Engine, engine_environment, error_line, read_only_mount
 from pennypod.providers.local.hostsettings import HostSettings, write_tree
+from pennypod.settings import disk_is_full
 
 OnProgress = Callable[[str], None]
 """Told what happens, at least every two seconds while something is being built; it may raise to stop the build."""
@@ -164,7 +165,8 @@ def build_lock(on_progress: OnProgress) -> Iterator[None]:
             raise InvalidError(f"{folder} belongs to somebody else: remove it or set TMPDIR")
         file = (folder / "image.lock").open("w")
     except OSError as exc:
-        raise InvalidError(f"cannot use {folder} ({exc.strerror}): set TMPDIR to a folder you own") from exc
+        advice = "free some room on its disk" if disk_is_full(exc) else "set TMPDIR to a folder you own"
+        raise InvalidError(f"cannot use {folder} ({exc.strerror}): {advice}") from exc
     with file:
         waited = 0.0
         while True:
