@@ -215,6 +215,15 @@ def test_an_unknown_run_is_an_input_error_everywhere(ledger: Ledger) -> None:
             call()
 
 
+def test_the_stages_of_a_closed_run_stay_as_its_results_told_them(ledger: Ledger) -> None:
+    ledger.open_run(run_record())
+    ledger.start_stage(RUN, "teardown", NOW)
+    ledger.finish_stage(RUN, "teardown", NOW + 16)
+    ledger.close_run(RUN, Outcome.SUCCEEDED, "done", NOW + 16)
+    ledger.finish_stage(RUN, "teardown", NOW + 19)  # the play's own end comes later
+    assert [(s.stage, s.finished) for s in ledger.stages(RUN)] == [("teardown", NOW + 16)]
+
+
 def test_stages_artifacts_verdict_and_quarantine_are_kept(ledger: Ledger) -> None:
     ledger.open_run(run_record())
     ledger.start_stage(RUN, "rent", NOW)

@@ -527,8 +527,11 @@ class Ledger:
                 tx.execute(table.insert().values(run=run, stage=stage, started=at))
 
     def finish_stage(self, run: str, stage: str, at: float) -> None:
+        """End a stage. Those of a closed run stay as they are: its written results must go on saying the same."""
         with self._transaction() as tx:
             table = schema.stages
+            if _run(tx, run).closed is not None:
+                return
             tx.execute(table.update().where((table.c.run == run) & (table.c.stage == stage)).values(finished=at))
 
     def stages(self, run: str) -> list[StageRecord]:
