@@ -330,6 +330,77 @@ def test_a_receipt_by_another_key_than_the_one_given_is_refused(world: World, tm
     assert world.verify(forged) == 1, "the ledger here has another receipt in that place"
 
 
+def forged(world: World, folder: Path, sealer: Sealer, **changes: Any) -> Path:
+    """The run's receipt.json with some of it changed, sealed anew."""
+    document = {**json.loads(world.written().read_text()), **changes}
+    document["pods"] = [sealer.seal(pod) for pod in document["pods"]]
+    file = folder / "forged.json"
+    file.write_text(json.dumps(sealer.seal(document), indent=2) + "\n")
+    return file
+
+
+@pytest.mark.parametrize("changes", [{"pods": []}, {}, {"pods": [], "written_at": 0}], ids=["no pods", "same", "early"])
+def test_a_forgery_for_a_run_that_the_ledger_knows_is_no_before_anything_else(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, Any]
+) -> None:
+    world.finished()
+    forger = Sealer(tmp_path / "forger")
+    assert world.verify(forged(world, tmp_path, forger, **changes)) == 1
+    said = capsys.readouterr().out
+    assert said.startswith("NO ")
+    assert "yes" not in said
+    assert f"it is signed with {forger.public_key}, and neither this home nor its ledger signs" in said
+    assert world.verify(tmp_path / "forged.json", "--json") == 1
+    assert [receipt["ok"] for receipt in json.loads(capsys.readouterr().out)["receipts"]] == [False]
+
+
+def test_a_receipt_by_a_given_key_must_tell_of_the_pods_that_the_ledger_knows(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world.finished()
+    forger = Sealer(tmp_path / "forger")
+    file = forged(world, tmp_path, forger, pods=[])
+    assert world.verify(file, "--public-key", str(forger.public_key)) == 1
+    assert capsys.readouterr().out.startswith(
+        f"NO   {file}: {world.ledger.attempts(RUN)[0].lease_name}: the ledger has"
+    )
+
+
+def test_a_pod_that_still_bills_cannot_be_left_out(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world.finished()
+    request = RentRequest(RUN, [offer(1)], {}, 20, world.clock.now() + 600, "key", "1:1")
+    tenancy = world.rental.rent(request, FakeLogin(), quiet, lambda: None)
+    own = world.ledger.sealer
+    assert world.verify(forged(world, tmp_path, own)) == 3
+    capsys.readouterr()
+    assert world.verify(forged(world, tmp_path, own, open=[])) == 1
+    assert f"{tenancy.attempt.lease_name}: the ledger does not call this pod gone" in capsys.readouterr().out
+
+
+def test_an_older_copy_of_a_run_that_went_on_holds(world: World, tmp_path: Path) -> None:
+    copied = tmp_path / "first.json"
+    copied.write_text(world.finished().read_text())
+    world.clock.sleep(5)
+    request = RentRequest(RUN, [offer(1)], {}, 20, world.clock.now() + 600, "key", "1:1")
+    tenancy = world.rental.rent(request, FakeLogin(), quiet, lambda: None)
+    assert world.verify(copied) == 0, "it was written before the second pod"
+    world.rental.destroy(tenancy.attempt, outcome="done", reason="over", report=quiet)
+    assert world.verify(copied) == 0
+    assert world.verify(world.written()) == 0
+
+
+def test_homes_that_share_a_ledger_believe_each_other(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    receipt = world.finished()
+    other = Settings(home=tmp_path / "other", database_url=world.settings.database_url)
+    Sealer(other.home).seal({})
+    assert world.verify(receipt, settings=other) == 0
+    assert "unknown here" not in capsys.readouterr().out
+
+
 def test_a_key_that_is_none_says_what_to_do(world: World) -> None:
     world.settings.home.mkdir(exist_ok=True)
     (world.settings.home / "receipt-key").write_text("not a key\n")
@@ -415,6 +486,8 @@ def test_a_pod_that_no_ledger_knows_leaves_a_receipt_too(world: World) -> None:
     assert world.verify(file) == 0
     _, rows = world.ledger.receipts()
     assert len(rows) == 1
+    world.finished()
+    assert world.verify(file) == 0, "nor does it matter that the ledger knows another pod of the run"
 
 
 def test_a_receipt_that_cannot_be_sealed_leaves_the_pod_on_the_books(world: World) -> None:

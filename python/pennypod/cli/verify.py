@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +16,10 @@ from pennypod.model.ids import is_run_id
 from pennypod.model.money import format_usd, micros_to_usd
 
 if TYPE_CHECKING:
-    from pennypod.receipts import Finding
+    from pennypod.receipts import Finding, KnownPod
+
+    Checked = tuple[Finding, dict[str, Any]]
+    """A document that holds by itself, and what was found of it."""
 
 RECEIPT_FILE = "receipt.json"
 
@@ -29,8 +34,10 @@ def verify(app: App, targets: tuple[str, ...], keys: tuple[str, ...], offline: b
     """Check receipts: every signature, hash, time, step of proof and total.
 
     RECEIPT is a receipt.json, an artifacts folder, or the id of a run. Needs no account and no ledger; where the ledger
-    that wrote them is at hand, its chain is checked as well: that none is missing, moved or changed. Says whose key
-    signed: this home's own, one given with --public-key, or one unknown here, which anybody could have made.
+    that wrote them is at hand, its chain is checked as well: that none is missing, moved or changed. A receipt of a run
+    that it knows must be signed by this home, or by one that shares the ledger, and tell of the same pods. Says whose
+    key signed: this home's own, one given with --public-key, one that signs in the ledger at hand, or one unknown here,
+    which anybody could have made.
 
     Exit code 0 when all hold, 1 when one does not or was signed by another key than those given, 3 when all hold but
     name a pod that is not proven gone.
@@ -39,7 +46,7 @@ def verify(app: App, targets: tuple[str, ...], keys: tuple[str, ...], offline: b
 
     trusted = {_public_key(text) for text in keys}
     findings: list[tuple[str, Finding]] = []
-    documents = []
+    checked: list[Checked] = []
     for target in targets:
         path = _file_of(app, target)
         try:
@@ -52,13 +59,14 @@ def verify(app: App, targets: tuple[str, ...], keys: tuple[str, ...], offline: b
             finding.problems.append("it is signed by another key than those given")
         findings.append((str(path), finding))
         if not finding.problems:
-            documents.append(document)
-    together = check_together(documents)
-    chain, told = ([], "not looked at") if offline else _check_ledger(app, documents)
+            checked.append((finding, document))
+    together = check_together(document for _, document in checked)
     own = _own_key(app)
-    whose = {
-        key: "given" if key in trusted else "own" if key == own else "unknown" for _, f in findings for key in f.keys
-    }
+    believed = {*trusted, *([own] if own else [])}
+    ledger = Looked([], "not looked at") if offline else _check_ledger(app, checked, believed)
+    chain, told = ledger.problems, ledger.told
+    known = {**dict.fromkeys(ledger.keys, "ledger"), **({own: "own"} if own else {}), **dict.fromkeys(trusted, "given")}
+    whose = {key: known.get(key, "unknown") for _, finding in findings for key in finding.keys}
     failed = any(finding.problems for _, finding in findings) or bool(together or chain)
     still_open = sorted({name for _, finding in findings for name in finding.open})
     if as_json:
@@ -72,10 +80,10 @@ def verify(app: App, targets: tuple[str, ...], keys: tuple[str, ...], offline: b
             }
         )
     else:
-        for place, finding in findings:
-            _print(place, finding, whose)
         for problem in (*together, *chain):
             click.echo(f"NO   {problem}")
+        for place, finding in findings:
+            _print(place, finding, whose)
         click.echo(f"the ledger's chain: {told}")
     for name in still_open:
         app.say(f"may still be billing: {name} was not proven gone when this was written")
@@ -115,35 +123,68 @@ def _own_key(app: App) -> str | None:
         return None
 
 
-def _check_ledger(app: App, documents: list[dict[str, Any]]) -> tuple[list[str], str]:
-    """What the ledger at hand says against the receipts, and a word on what was looked at."""
-    from pennypod.receipts import check_chain
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """What is wrong with the chain of the ledger at hand, a word on what was looked at, who signed in that chain."""
+
+    problems: list[str]
+    told: str
+    keys: frozenset[str] = frozenset()
+
+
+def _check_ledger(app: App, checked: Sequence[Checked], keys: set[str]) -> Looked:
+    """The ledger at hand, and what it holds of the receipts.
+
+    What the ledger says against one of the receipts goes to that one's finding. `keys` are believed, and
+    those that signed in its chain: several homes may share one ledger, and a home may have been given a new key.
+    """
+    from pennypod.receipts import check_against_ledger, check_chain, signers
 
     file = app.settings.ledger_file
     if file is not None and not file.exists():
-        return [], "there is no ledger here"
+        return Looked([], "there is no ledger here")
     try:
         ledger, rows = app.ledger.receipts()
+        known = {run: _known_pods(app, run) for run in {document["run"] for _, document in checked}}
     except PennypodError as exc:
-        return [], f"the ledger here cannot be read: {exc}"
-    ours = [pod for document in documents for pod in document["pods"] if pod["chain"]["ledger"] == ledger]
-    if documents and not ours:
-        return [], "these receipts are from another ledger than the one here"
-    hashes = {seq: row_hash for seq, row_hash, _ in rows}
+        return Looked([], f"the ledger here cannot be read: {exc}")
+    ours = [
+        (finding, document)
+        for finding, document in checked
+        if known[document["run"]] is not None or any(pod["chain"]["ledger"] == ledger for pod in document["pods"])
+    ]
+    if checked and not ours:
+        return Looked([], "these receipts are from another ledger than the one here")
+    signed = signers(rows)
+    for finding, document in ours:
+        pods = known[document["run"]] or []
+        finding.problems.extend(check_against_ledger(document, ledger, rows, pods, signed | keys))
     problems = check_chain(ledger, rows)
-    problems += [
-        f"{pod['pod_name']}: the ledger has no such receipt at place {pod['chain']['seq']}"
-        for pod in ours
-        if hashes.get(pod["chain"]["seq"]) != pod["seal"]["hash"]
-    ]
-    chained = {row_hash for _, row_hash, _ in rows}
-    problems += [
-        f"{attempt.lease_name}: the ledger calls it gone, and its chain has no receipt for that"
-        for document in documents
-        for attempt in app.ledger.attempts(document["run"])
-        if attempt.receipt is not None and (attempt.receipt.get("seal") or {}).get("hash") not in chained
-    ]
-    return problems, f"{len(rows)} receipts, every one in its place" if not problems else f"{len(rows)} receipts"
+    sound = not problems and not any(finding.problems for finding, _ in ours)
+    told = f"{len(rows)} receipts, every one in its place" if sound else f"{len(rows)} receipts"
+    return Looked(problems, told, frozenset(signed))
+
+
+def _known_pods(app: App, run: str) -> list[KnownPod] | None:
+    """The pods that the ledger has on its books for a run; None when it does not know the run."""
+    from pennypod.receipts import KnownPod
+
+    if not is_run_id(run):
+        return None
+    attempts = app.ledger.attempts(run)
+    if not attempts:
+        try:
+            app.ledger.run(run)
+        except InputError:
+            return None
+    pods = []
+    for attempt in attempts:
+        pod = KnownPod(attempt.lease_name, attempt.intended, not attempt.final)
+        if attempt.receipt is not None:
+            sealed = str((attempt.receipt.get("seal") or {}).get("hash") or "")
+            pod = replace(pod, receipt=sealed, proven=float(attempt.receipt.get("proven_at") or 0.0))
+        pods.append(pod)
+    return pods
 
 
 def _as_document(path: str, finding: Finding, whose: dict[str, str]) -> dict[str, Any]:
@@ -166,6 +207,11 @@ def _print(path: str, finding: Finding, whose: dict[str, str]) -> None:
         return
     total = f"{'at least ' if finding.at_least else ''}{format_usd(finding.total_micros)}"
     click.echo(f"yes  {path}: {finding.run}: {finding.pods} pods proven gone, {total}")
-    words = {"own": "this home's own", "given": "the one given", "unknown": "unknown here, anybody could have made it"}
+    words = {
+        "own": "this home's own",
+        "given": "the one given",
+        "ledger": "one that signs in the ledger here",
+        "unknown": "unknown here, anybody could have made it",
+    }
     for key in finding.keys:
         click.echo(f"     signed with {key} ({words[whose[key]]})")

@@ -1,6 +1,14 @@
 """Receipts: what they say, how they are sealed, how anybody checks them. Floor 1: files, and one key under the home."""
 
-from pennypod.receipts.checking import Finding, check_chain, check_document, check_together
+from pennypod.receipts.checking import (
+    Finding,
+    KnownPod,
+    check_against_ledger,
+    check_chain,
+    check_document,
+    check_together,
+    signers,
+)
 from pennypod.receipts.content import (
     ABSENT,
     ACCEPTED,
@@ -32,9 +40,11 @@ __all__ = [
     "SPENDS",
     "STILL",
     "Finding",
+    "KnownPod",
     "ReceiptError",
     "Sealer",
     "billed_seconds",
+    "check_against_ledger",
     "check_chain",
     "check_document",
     "check_together",
@@ -44,6 +54,7 @@ __all__ = [
     "read_document",
     "receipt_document",
     "seal_problems",
+    "signers",
     "total_micros",
     "write_json",
 ]

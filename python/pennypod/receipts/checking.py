@@ -1,8 +1,8 @@
-"""Whether receipts hold: one document, several of them together, and a ledger's whole chain. Pure."""
+"""Whether receipts hold: one document, alone or by its ledger, several together, a ledger's whole chain. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,6 +33,8 @@ def check_document(document: Any, *, as_written: bool) -> Finding:
     shape = isinstance(run, str) and isinstance(pods, list) and all(isinstance(pod, dict) for pod in pods)
     if not shape or not isinstance(open_ones, list) or not all(isinstance(name, str) for name in open_ones):
         return Finding("", 0, ["this is no receipt"])
+    if not isinstance(document["written_at"], int | float):
+        return Finding("", 0, ["this is no receipt"])
     problems = [] if as_written else ["the file is not as it was written, byte for byte"]
     problems += [f"the document: {problem}" for problem in seal_problems(document)]
     for number, pod in enumerate(pods, start=1):
@@ -50,6 +52,71 @@ def check_document(document: Any, *, as_written: bool) -> Finding:
         total_micros=0 if problems else sum(int(pod["cost_micros"]) for pod in pods),
         at_least=not problems and not all(pod.get("traffic_known", True) for pod in pods),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class KnownPod:
+    """What a ledger holds of one pod of a run. `receipt` is its receipt's hash, None while it has none, "" unsealed."""
+
+    name: str
+    intended: float
+    open: bool
+    receipt: str | None = None
+    proven: float = 0.0
+
+
+def check_against_ledger(
+    document: Mapping[str, Any],
+    ledger: str,
+    rows: Sequence[tuple[int, str, Mapping[str, Any]]],
+    known: Sequence[KnownPod],
+    keys: Set[str],
+) -> list[str]:
+    """What a ledger that knows the run or its pods says against a document that holds by itself.
+
+    `rows` are the ledger's chain, `known` its pods of that run, `keys` those that are believed. Of what the ledger has
+    learnt after the document was written it may say nothing: that is an older copy.
+    """
+    pods, at = document["pods"], document["written_at"]
+    found = []
+    if strange := sorted({_signer(item) for item in (document, *pods)} - keys):
+        found.append(
+            f"it is signed with {', '.join(strange)}, and neither this home nor its ledger signs with that key"
+        )
+    places = {seq: row_hash for seq, row_hash, _ in rows}
+    for pod in pods:
+        chain = pod["chain"]
+        if chain["ledger"] != ledger or places.get(chain["seq"]) != pod["seal"]["hash"]:
+            found.append(f"{pod['pod_name']}: the ledger has no such receipt at place {chain['seq']}")
+    chained, told = set(places.values()), {pod["seal"]["hash"] for pod in pods}
+    found += [
+        f"{pod.name}: the ledger calls it gone, and its chain has no receipt for that"
+        for pod in known
+        if pod.receipt is not None and pod.receipt not in chained
+    ]
+    if pods and told.isdisjoint(pod.receipt for pod in known):
+        return found  # the receipt of a pod that was swept without being on the books: it has a file of its own
+    found += [
+        f"{pod.name}: the ledger has a receipt of this pod, and the file does not"
+        for pod in known
+        if pod.receipt and pod.receipt not in told and pod.proven <= at
+    ]
+    found += [
+        f"{pod.name}: the ledger does not call this pod gone, and the file does not name it"
+        for pod in known
+        if pod.open and pod.intended <= at and pod.name not in document["open"]
+    ]
+    return found
+
+
+def signers(rows: Iterable[tuple[int, str, Mapping[str, Any]]]) -> set[str]:
+    """The public keys that signed in a ledger's chain."""
+    return {_signer(receipt) for _, _, receipt in rows} - {""}
+
+
+def _signer(sealed: Mapping[str, Any]) -> str:
+    seal = sealed.get("seal")
+    return str(seal.get("public_key")) if isinstance(seal, dict) else ""
 
 
 def _chain_shape(pod: Mapping[str, Any]) -> list[str]:
