@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import stat
@@ -15,7 +16,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 from fakes import ADDRESS, FakeClock, FakeProvider, offer
-from pennypod import __version__
+from pennypod import __version__, processes
 from pennypod.cli import main
 from pennypod.cli.app import App
 from pennypod.cli.times import parse_duration
@@ -26,6 +27,7 @@ from pennypod.model.pod import Pod, PodState
 from pennypod.sentinel import only_one
 from pennypod.settings import Settings
 from pennypod.ssh import make_key_pair, trust_host_keys
+from pennypod.unwatched import OVERDUE_AFTER_S
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN = "demo-1201-abcde"
@@ -44,11 +46,20 @@ class World:
         app = App(self.settings, self.clock, lambda _settings: {"fake": self.provider})
         return CliRunner().invoke(main, list(args), obj=app)
 
-    def rented(self, run: str = RUN, at: float = NOON, ends: Outcome | None = None, seconds: float = 100) -> None:
-        """A run with a pod at 0.36 $/h, ended with `ends` after `seconds`, or still going on."""
-        self.ledger.open_run(
-            RunRecord(run, run.split("-", maxsplit=1)[0], "1:1", at, str(self.settings.home / "artifacts"))
-        )
+    def rented(
+        self,
+        run: str = RUN,
+        at: float = NOON,
+        ends: Outcome | None = None,
+        seconds: float = 100,
+        *,
+        controller: str = "",
+        keep: bool = False,
+    ) -> None:
+        """A run with a pod at 0.36 $/h, ended with `ends` after `seconds`, or still going on under this process."""
+        job, folder = run.split("-", maxsplit=1)[0], str(self.settings.home / "artifacts")
+        record = RunRecord(run, job, controller or processes.own_identity(), at, folder)
+        self.ledger.open_run(replace(record, keep_on_disconnect=keep))
         lease = Lease(run, 1, int(at) + 600, "aaaaa")
         attempt = self.ledger.open_attempt(lease, offer(1, 360_000), renter="1:1", at=at)
         pod_id = f"pod-{attempt.id}"
@@ -161,6 +172,62 @@ def test_a_pod_that_should_be_gone_makes_the_exit_code_3_and_one_at_work_does_no
     world.ledger.record_destroying(attempt.id, "done", "over", NOON + 50)
     assert world.call(*args).exit_code == 3
     assert world.call("ledger", "verdict", RUN, "skip").exit_code == 0
+
+
+DEAD = "4194304:1"  # above the largest pid there can be
+SHOWS = pytest.mark.parametrize("args", [("report", RUN), ("ledger",), ("ledger", "--json"), ("report", RUN, "--json")])
+
+
+def elsewhere() -> str:
+    return f"{processes.own_identity().rpartition(':')[0]}:00000000.00000000.1"
+
+
+@SHOWS
+def test_a_run_whose_command_and_guard_are_dead_is_unwatched(world: World, args: tuple[str, ...]) -> None:
+    world.rented(controller=DEAD)
+    result = world.call(*args)
+    assert result.exit_code == 3
+    assert "unwatched" in result.output
+    assert f"pennypod sweep --run {RUN} --now +11m" in result.output
+    assert "running" not in result.stdout
+
+
+def test_the_sweep_that_is_advised_ends_the_pod(world: World) -> None:
+    world.rented(controller=DEAD)
+    assert world.call("sweep", "--run", RUN, "--now", "+11m").exit_code == 0
+    assert world.provider.live == {}
+    assert world.call("report", RUN).exit_code == 0
+
+
+@SHOWS
+@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize("controller", [DEAD, elsewhere(), ""])
+def test_a_run_past_its_deadline_is_overdue_whoever_lives(
+    world: World, args: tuple[str, ...], controller: str, keep: bool
+) -> None:
+    world.rented(controller=controller, keep=keep)
+    world.clock.sleep(600 + OVERDUE_AFTER_S + 1)
+    result = world.call(*args)
+    assert result.exit_code == 3
+    assert "overdue" in result.output
+    assert "`pennypod sweep` ends it" in result.output
+
+
+@SHOWS
+@pytest.mark.parametrize("watch", ["its guard", "another machine", "left on purpose", "nearly due"])
+def test_a_run_that_somebody_sees_to_is_running(world: World, args: tuple[str, ...], watch: str) -> None:
+    world.rented(
+        controller={"another machine": elsewhere(), "nearly due": ""}.get(watch, DEAD), keep=watch == "left on purpose"
+    )
+    world.settings.guards_dir.mkdir(parents=True)
+    with (world.settings.guards_dir / f"{DEAD.replace(':', '-')}.lock").open("wb") as lock:
+        if watch == "its guard":
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        if watch == "nearly due":
+            world.clock.sleep(600 + OVERDUE_AFTER_S - 1)
+        result = world.call(*args)
+    assert result.exit_code == 0
+    assert "running" in result.stdout
 
 
 def test_nothing_is_said_when_nothing_bills(world: World) -> None:

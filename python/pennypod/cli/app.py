@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from pennypod.clock import Clock
-    from pennypod.ledger import Ledger
+    from pennypod.ledger import Ledger, RunRecord
     from pennypod.providers.base import Provider
+    from pennypod.unwatched import Neglect
 
 OK, FAILED, USAGE, MAY_STILL_BILL = 0, 1, 2, 3
 _WIDTH_WITHOUT_TERMINAL = 180
@@ -76,6 +77,15 @@ class App:
     def say(self, text: str) -> None:
         """A remark for people: on stderr, so that stdout stays what was asked for."""
         click.echo(text, err=True)
+
+    def neglect(self, run: RunRecord) -> Neglect | None:
+        """What is wrong with an open run that nobody sees to any more; None for every other one."""
+        attempts = self.ledger.attempts(run.run)
+        if run.closed is not None or all(attempt.final for attempt in attempts):
+            return None
+        from pennypod.unwatched import neglect, somebody_watches
+
+        return neglect(run, attempts, self.clock.now(), lambda record: somebody_watches(self.settings, record))
 
     def last_words(self) -> None:
         """Whatever the command was about: what may still be billing is said last."""

@@ -12,6 +12,7 @@ from pennypod.model.money import format_usd, micros_to_usd
 
 if TYPE_CHECKING:
     from pennypod.ledger import Ledger, RunRecord
+    from pennypod.unwatched import Neglect
 
 
 @click.group(invoke_without_command=True)
@@ -29,20 +30,25 @@ def ledger(
     """Show the runs, their cost and outcome, with totals per job.
 
     Cost is what the meter must have counted by our own clock, until an invoice says otherwise. Exit code 3 when a pod
-    of one of these runs should be gone and is not proven to be.
+    of one of these runs should be gone and is not proven to be, or when nobody sees to it any more: such a run is
+    "overdue" (its deadline has passed) or "unwatched" (its command and its guard are dead).
     """
     from pennypod.report import unproven
 
     if ctx.invoked_subcommand is not None:
         return OK
     records = app.ledger.runs(job=job, since=since, until=until)
-    rows = [_row(app.ledger, record, app.clock.now()) for record in records]
+    neglected = {record.run: found for record in records if (found := app.neglect(record)) is not None}
+    rows = [_row(app.ledger, record, app.clock.now(), neglected.get(record.run)) for record in records]
     totals = _totals(rows)
     if as_json:
         app.print_json({"runs": [_public(row) for row in rows], "totals": {k: _public(v) for k, v in totals.items()}})
     else:
         _print_table(app, rows, totals)
-    return MAY_STILL_BILL if any(unproven(record, app.ledger.attempts(record.run)) for record in records) else OK
+    for run, found in neglected.items():
+        app.say(f"{run} is {found.state}: {found.advice}")
+    left = any(unproven(record, app.ledger.attempts(record.run)) for record in records)
+    return MAY_STILL_BILL if neglected or left else OK
 
 
 @ledger.command()
@@ -56,7 +62,7 @@ def verdict(app: App, run: str, verdict: str, note: str) -> None:
     click.echo(f"{run}: {verdict}" + (f" ({note})" if note else ""))
 
 
-def _row(ledger: Ledger, record: RunRecord, now: float) -> dict[str, Any]:
+def _row(ledger: Ledger, record: RunRecord, now: float, neglect: Neglect | None) -> dict[str, Any]:
     from pennypod.report import winning_attempt
 
     attempts = ledger.attempts(record.run)
@@ -72,8 +78,8 @@ def _row(ledger: Ledger, record: RunRecord, now: float) -> dict[str, Any]:
         "attempts": len(attempts),
         "seconds": round(sum(attempt.billed_seconds(now) for attempt in attempts), 3),
         "micros": sum(costs),
-        "outcome": record.outcome or "running",
-        "reason": record.reason,
+        "outcome": neglect.state if neglect else record.outcome or "running",
+        "reason": neglect.advice if neglect else record.reason,
         "verdict": record.verdict,
         "note": record.verdict_note,
         "pods_still_billing": sum(not attempt.final for attempt in attempts),

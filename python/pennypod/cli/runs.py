@@ -66,13 +66,18 @@ def _address(app: App, run: str) -> SshAddress:
 def report(app: App, run: str, as_json: bool) -> int:
     """Show what RUN was: stages, cost, attempts, weights, verdict.
 
-    Exit code 3 when a pod of RUN should be gone and is not proven to be.
+    Exit code 3 when a pod of RUN should be gone and is not proven to be, or when nobody sees to it any more: RUN is
+    then "overdue" (its deadline has passed) or "unwatched" (its command and its guard are dead).
     """
     from pennypod.report import run_document, summary, unproven
 
     document = run_document(app.ledger, run, app.clock.now())
+    neglect = app.neglect(app.ledger.run(run))
+    if neglect is not None:
+        document |= {"outcome": neglect.state, "reason": neglect.advice}
     if as_json:
         app.print_json(document)
     else:
         app.out.print(summary(document), soft_wrap=True)
-    return MAY_STILL_BILL if unproven(app.ledger.run(run), app.ledger.attempts(run)) else OK
+    left = unproven(app.ledger.run(run), app.ledger.attempts(run))
+    return MAY_STILL_BILL if neglect or left else OK
