@@ -21,7 +21,7 @@ from pennypod.cli import main
 from pennypod.cli.app import App
 from pennypod.cli.times import parse_duration
 from pennypod.errors import AuthError, TransientError
-from pennypod.ledger import ArtifactRecord, Ledger, Outcome, RunRecord, open_ledger
+from pennypod.ledger import ArtifactRecord, Ledger, LedgerError, Outcome, RunRecord, open_ledger
 from pennypod.model.ids import Lease
 from pennypod.model.pod import Pod, PodState
 from pennypod.sentinel import only_one
@@ -227,6 +227,35 @@ def test_a_run_that_somebody_sees_to_is_running(world: World, args: tuple[str, .
             world.clock.sleep(600 + OVERDUE_AFTER_S - 1)
         result = world.call(*args)
     assert result.exit_code == 0
+    assert "running" in result.stdout
+
+
+@SHOWS
+@pytest.mark.parametrize(
+    ("controller", "outcome"), [(DEAD, "cancelled"), (processes.own_identity(), "running"), (elsewhere(), "running")]
+)
+def test_a_run_whose_command_died_before_it_rented_is_over(
+    world: World, args: tuple[str, ...], controller: str, outcome: str
+) -> None:
+    world.ledger.open_run(RunRecord(RUN, "demo", controller, NOON, "/tmp"))
+    result = world.call(*args)
+    assert result.exit_code == 0
+    assert outcome in result.stdout
+    assert world.ledger.run(RUN).outcome == (outcome if outcome != "running" else None)
+
+
+@SHOWS
+def test_a_ledger_that_cannot_be_written_is_shown_all_the_same(
+    world: World, monkeypatch: pytest.MonkeyPatch, args: tuple[str, ...]
+) -> None:
+    world.ledger.open_run(RunRecord(RUN, "demo", DEAD, NOON, "/tmp"))
+
+    def refuse(*_args: object, **_options: object) -> bool:
+        raise LedgerError("database or disk is full")
+
+    monkeypatch.setattr(Ledger, "fence", refuse)
+    result = world.call(*args)
+    assert (result.exit_code, result.stderr) == (0, "")
     assert "running" in result.stdout
 
 

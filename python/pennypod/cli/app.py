@@ -5,6 +5,7 @@ The heavy parts are imported when a command asks for them, so that `--help` answ
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from collections.abc import Callable, Mapping
@@ -77,6 +78,17 @@ class App:
     def say(self, text: str) -> None:
         """A remark for people: on stderr, so that stdout stays what was asked for."""
         click.echo(text, err=True)
+
+    def close_abandoned(self) -> None:
+        """Close the runs whose command died before it rented: it could not, and another run may be long in coming.
+
+        They are shown as they are when the ledger cannot be written: a full disk may be what they died of.
+        """
+        from pennypod import processes
+        from pennypod.ledger import LedgerError
+
+        with contextlib.suppress(LedgerError):
+            self.ledger.close_abandoned(processes.is_alive, self.clock.now())
 
     def neglect(self, run: RunRecord) -> Neglect | None:
         """What is wrong with an open run that nobody sees to any more; None for every other one."""

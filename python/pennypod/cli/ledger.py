@@ -37,6 +37,7 @@ def ledger(
 
     if ctx.invoked_subcommand is not None:
         return OK
+    app.close_abandoned()
     records = app.ledger.runs(job=job, since=since, until=until)
     neglected = {record.run: found for record in records if (found := app.neglect(record)) is not None}
     rows = [_row(app.ledger, record, app.clock.now(), neglected.get(record.run)) for record in records]

@@ -71,6 +71,7 @@ def report(app: App, run: str, as_json: bool) -> int:
     """
     from pennypod.report import run_document, summary, unproven
 
+    app.close_abandoned()
     document = run_document(app.ledger, run, app.clock.now())
     neglect = app.neglect(app.ledger.run(run))
     if neglect is not None:
