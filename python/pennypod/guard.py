@@ -57,7 +57,11 @@ def ensure_guard(settings: Settings, controller: str) -> None:
         raise GuardError("the command that started this run has ended: renting nothing")
     if guard_is_alive(settings, controller):
         return
-    settings.guards_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        settings.guards_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as exc:
+        what = f"the guards' folder {settings.guards_dir} cannot be made or used ({exc.strerror})"
+        raise GuardError(f"{what}: move away what is in its place or give it room; nothing was rented") from exc
     read_end, write_end = os.pipe()
     try:
         with _log_path(settings, controller).open("ab") as log:
@@ -88,7 +92,7 @@ def guard_is_alive(settings: Settings, controller: str) -> bool:
         with path.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: two that ask must not see each other
             return False
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
     except BlockingIOError:
         return True

@@ -370,3 +370,17 @@ def test_who_asks_for_a_guard_is_not_taken_for_one(world: World) -> None:
     with path.open("rb") as asking:
         fcntl.flock(asking, fcntl.LOCK_SH)
         assert guard_is_alive(world.settings, "1:1") is False, "two that ask do not see each other"
+
+
+def test_a_file_in_the_place_of_the_guards_folder_is_named(world: World) -> None:
+    world.settings.guards_dir.write_text("in the way")
+    assert not guard_is_alive(world.settings, processes.own_identity())
+    with pytest.raises(GuardError, match="move away what is in its place") as caught:
+        ensure_guard(world.settings, processes.own_identity())
+    assert str(world.settings.guards_dir) in caught.value.message
+
+
+def test_a_home_that_cannot_hold_the_guards_folder_is_named(tmp_path: Path) -> None:
+    (tmp_path / "guards").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(GuardError, match=r"guards' folder .* cannot be made"):
+        ensure_guard(Settings(home=tmp_path, database_url="sqlite://"), processes.own_identity())
