@@ -25,7 +25,7 @@ from pennypod.market import (
     worst_case_micros,
 )
 from pennypod.model.admission import NAMES, Caps
-from pennypod.model.money import cap_micros, micros_to_usd, usd_to_micros
+from pennypod.model.money import cap_micros, format_usd, micros_to_usd, usd_to_micros
 from pennypod.model.offer import Need, Offer
 from pennypod.providers.base import Provider
 from pennypod.providers.registry import LOCAL
@@ -101,6 +101,15 @@ def make_plan(
         by_type = by_type or bool(preference)
         if tier > 1:
             notes.append(f"second choice: {len(found)} more offers when none of the first is to be had")
+    if not ranked and need.max_price_micros_per_h is not None:
+        cheapest = _cheapest_above_the_cap(providers, needs, estimate, limits, quarantined)
+        if cheapest is not None:
+            raise NoCapacityError(
+                f"no offer fits: the cheapest that fits otherwise asks {format_usd(cheapest.price_micros_per_h)}/h,"
+                f" over max_price_usd_per_h ({format_usd(need.max_price_micros_per_h)}): nothing was rented",
+                cheapest_micros_per_h=cheapest.price_micros_per_h,
+                max_price_micros_per_h=need.max_price_micros_per_h,
+            )
     fitting, most = _admitted(within_caps(ranked, limits.max_cost_micros), limits.max_cost_micros, admit)
     chosen = within_one_deadline(fitting, estimate, most, limits.max_attempts, admission(fitting, by_type=by_type))
     return Plan(
@@ -110,6 +119,25 @@ def make_plan(
         traffic_micros=tuple(estimate.traffic_micros_on(r.offer) for r in chosen),
         notes=tuple(notes),
     )
+
+
+def _cheapest_above_the_cap(
+    providers: Mapping[str, Provider],
+    needs: Sequence[Need],
+    estimate: Estimate,
+    limits: Limits,
+    quarantined: Sequence[QuarantineRecord],
+) -> Offer | None:
+    """The cheapest offer that only its price rules out. None when there is none, or when nobody answers any more."""
+    offers: list[Offer] = []
+    for need in needs:
+        free = replace(need, max_price_micros_per_h=None)
+        try:
+            found, _ = _tier(providers, free, estimate, limits, quarantined, [], required=False)
+        except ProviderError:  # the plan has failed already: this is only about how to say it
+            continue
+        offers += [rated.offer for rated in found]
+    return min(offers, key=lambda offer: offer.price_micros_per_h, default=None)
 
 
 def _tier(

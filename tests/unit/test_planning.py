@@ -280,3 +280,26 @@ def test_caps_and_the_secure_rule_hold_for_the_second_tier_too() -> None:
 def test_a_wish_that_is_none_is_refused(wishes: dict[str, object]) -> None:
     with pytest.raises(InputError, match="secondary"):
         second(Need(), wishes, VAST)
+
+
+# --- nothing fits -----------------------------------------------------------------------------------------------------
+
+
+class Capped(Market):
+    """A market that honours the cap on the price as well."""
+
+    def offers(self, need: Need) -> list[Offer]:
+        cap = need.max_price_micros_per_h
+        return [item for item in super().offers(need) if cap is None or item.price_micros_per_h <= cap]
+
+
+def test_a_price_cap_that_rules_everything_out_is_named_with_the_cheapest_price() -> None:
+    market = Capped("vast", card(1, "RTX 4090", 0.40), card(2, "RTX 4090", 0.35), card(3, "H100 SXM", 0.05))
+    with pytest.raises(NoCapacityError, match=r"asks \$0\.35\S*/h, over max_price_usd_per_h \(\$0\.01\S*\)") as caught:
+        plan(Need(gpu=("RTX 4090",), max_price_micros_per_h=10_000), market)
+    assert "pod_*" not in caught.value.message
+
+
+def test_a_price_cap_is_not_blamed_for_what_nobody_offers_at_any_price() -> None:
+    with pytest.raises(NoCapacityError, match=r"relax the job's pod_\* filters"):
+        plan(Need(gpu=("L40S",), max_price_micros_per_h=10_000), Capped("vast", card(1, "RTX 4090", 0.40)))
