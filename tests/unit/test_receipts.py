@@ -401,6 +401,21 @@ def test_homes_that_share_a_ledger_believe_each_other(
     assert "unknown here" not in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("target", ["demo-1201-zzzzz", "demo-9999-x1", "nonesuch"])
+def test_a_run_that_nobody_knows_is_called_that_and_the_others_are_checked_all_the_same(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str], target: str
+) -> None:
+    receipt = world.finished()
+    assert world.verify(target, receipt) == 1
+    said = capsys.readouterr().out
+    assert said.startswith(f"NO   {target}: the ledger has no such run")
+    assert f"yes  {receipt}" in said
+    elsewhere = Settings(home=tmp_path / "empty", database_url=f"sqlite:///{tmp_path / 'empty' / 'ledger.sqlite3'}")
+    assert world.verify(target, settings=elsewhere) == 1
+    assert "no ledger here" in capsys.readouterr().out
+    assert not elsewhere.home.exists(), "asking makes no ledger"
+
+
 def test_a_key_that_is_none_says_what_to_do(world: World) -> None:
     world.settings.home.mkdir(exist_ok=True)
     (world.settings.home / "receipt-key").write_text("not a key\n")

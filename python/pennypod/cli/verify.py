@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     """A document that holds by itself, and what was found of it."""
 
 RECEIPT_FILE = "receipt.json"
+_NO_PATH = re.compile(r"[A-Za-z0-9_-]+")
 
 
 @click.command()
@@ -48,7 +49,11 @@ def verify(app: App, targets: tuple[str, ...], keys: tuple[str, ...], offline: b
     findings: list[tuple[str, Finding]] = []
     checked: list[Checked] = []
     for target in targets:
-        path = _file_of(app, target)
+        try:
+            path = _file_of(app, target)
+        except InputError as exc:
+            findings.append((target, Finding("", 0, [exc.message])))
+            continue
         try:
             document, as_written = read_document(path)
         except (OSError, ValueError) as exc:
@@ -91,12 +96,19 @@ def verify(app: App, targets: tuple[str, ...], keys: tuple[str, ...], offline: b
 
 
 def _file_of(app: App, target: str) -> Path:
+    """The file that is meant. Raises InputError for what can only be the id of a run, and of none that is known."""
     path = Path(target)
     if path.is_dir():
         return path / RECEIPT_FILE
-    if is_run_id(target) and not path.exists():
+    if not _NO_PATH.fullmatch(target) or path.exists():
+        return path
+    file = app.settings.ledger_file
+    if file is not None and not file.exists():
+        raise InputError("there is no such file, and no ledger here that could know such a run")
+    try:
         return Path(app.ledger.run(target).artifacts_dir) / RECEIPT_FILE
-    return path
+    except InputError as exc:
+        raise InputError("the ledger has no such run, and there is no such file: `pennypod ledger` lists runs") from exc
 
 
 def _public_key(text: str) -> str:
