@@ -376,7 +376,9 @@ class ExactlyOnce(RuleBasedStateMachine):
             act()
 
     def rental(self, process: Process) -> Rental:
-        return Rental({"fake": process.through(self.vendor)}, process.through(self.ledger), process.through(self.time))
+        providers, through = {"fake": process.through(self.vendor)}, process.through(self.ledger)
+        # Their names are not those of this machine's processes, so the machine must not be asked whether they live.
+        return Rental(providers, through, process.through(self.time), alive=lambda renter: renter in self.alive)
 
     def rent(self, process: Process, controller: str, renter: str | None = None) -> None:
         request = RentRequest(
