@@ -201,7 +201,7 @@ def test_the_sweep_that_is_advised_ends_the_pod(world: World) -> None:
 
 @SHOWS
 @pytest.mark.parametrize("keep", [False, True])
-@pytest.mark.parametrize("controller", [DEAD, elsewhere(), ""])
+@pytest.mark.parametrize("controller", [DEAD, elsewhere(), ""], ids=["dead", "elsewhere", "alive"])
 def test_a_run_past_its_deadline_is_overdue_whoever_lives(
     world: World, args: tuple[str, ...], controller: str, keep: bool
 ) -> None:
@@ -232,7 +232,9 @@ def test_a_run_that_somebody_sees_to_is_running(world: World, args: tuple[str, .
 
 @SHOWS
 @pytest.mark.parametrize(
-    ("controller", "outcome"), [(DEAD, "cancelled"), (processes.own_identity(), "running"), (elsewhere(), "running")]
+    ("controller", "outcome"),
+    [(DEAD, "cancelled"), (processes.own_identity(), "running"), (elsewhere(), "running")],
+    ids=["dead", "alive", "elsewhere"],  # two test workers must give a test the same name
 )
 def test_a_run_whose_command_died_before_it_rented_is_over(
     world: World, args: tuple[str, ...], controller: str, outcome: str
