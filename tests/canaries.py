@@ -61,7 +61,7 @@ class Watch:
         while not self._over.wait(0.5):
             with suppress(PennypodError):  # a busy engine; the next round asks again
                 for row in self._engine.list_containers(f"label={LABEL}"):
-                    if str(row["labels"][LABEL]).startswith(f"{self._simulator_pid}-") and row["state"] == "running":
+                    if str(row["labels"][LABEL]).startswith(f"{self._simulator_pid}:") and row["state"] == "running":
                         self._search_pod(row["id"])
 
     def _search_pod(self, container: str) -> None:
