@@ -429,7 +429,7 @@ class ExactlyOnce(RuleBasedStateMachine):
 
 
 ExactlyOnce.TestCase.settings = settings(
-    max_examples=1500 if os.environ.get("HEAVY") == "1" else 60,
+    max_examples=int(os.environ.get("PENNYPOD_EXAMPLES", "60")),
     stateful_step_count=12,
     deadline=None,
     suppress_health_check=list(HealthCheck),
