@@ -45,6 +45,9 @@ from pennypod.settings import load_settings
 TICK_TERMINAL_S = 0.25
 TICK_PLAIN_S = 1.0
 WORKERS_S = 2.0
+# At the end of a play Ansible terminates workers that are slow to leave, and waits for them when it starts another one.
+# One that is terminated and not waited for within this was terminated by somebody else.
+TERMINATED_S = 10.0
 
 
 class CallbackModule(Default):
@@ -73,6 +76,7 @@ class CallbackModule(Default):
         self._summed_up = False
         self._worker_died = False
         self._look_at_workers_at = 0.0
+        self._terminated: tuple[int, float] | None = None  # a worker's pid, and when it was first seen terminated
 
     # --- live lines ---------------------------------------------------------------------------------------------------
 
@@ -101,11 +105,18 @@ class CallbackModule(Default):
         if self._worker_died or time.monotonic() < self._look_at_workers_at:
             return
         self._look_at_workers_at = time.monotonic() + WORKERS_S
-        if processes.killed_fork() is not None:
+        killed = processes.killed_fork()
+        if killed is not None and (killed[1] != signal.SIGTERM or self._is_left(killed[0])):
             self._worker_died = True
             with self._lock:
                 self._display.error("a worker of Ansible was killed: ending here, the guard destroys the pod")
             os.kill(os.getpid(), signal.SIGINT)  # what Ctrl-C does: Ansible ends its other workers
+
+    def _is_left(self, pid: int) -> bool:
+        """Whether a terminated worker has been there for so long that it was not Ansible that ended it."""
+        if self._terminated is None or self._terminated[0] != pid:
+            self._terminated = (pid, time.monotonic())
+        return time.monotonic() - self._terminated[1] >= TERMINATED_S
 
     def _stop_ticking(self) -> None:
         self._ended.set()

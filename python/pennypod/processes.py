@@ -119,8 +119,8 @@ def controller_identity() -> str:
     return identity(controller.pid)
 
 
-def killed_fork() -> int | None:
-    """The pid of a fork of this process that a signal has ended, if there is one; whoever waits for it still can."""
+def killed_fork() -> tuple[int, int] | None:
+    """Pid and signal of a fork of this process that a signal has ended, if there is one; it can still be waited for."""
     me = psutil.Process()
     for child in me.children():
         try:
@@ -130,7 +130,7 @@ def killed_fork() -> int | None:
         except (ChildProcessError, psutil.Error):  # somebody else has waited for it just now
             continue
         if ended is not None and ended.si_code in (os.CLD_KILLED, os.CLD_DUMPED):
-            return child.pid
+            return child.pid, int(ended.si_status)
     return None
 
 

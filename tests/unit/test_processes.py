@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 
@@ -69,3 +70,21 @@ def test_a_boot_ends_every_process_of_its_machine() -> None:
 
 def test_an_identity_fits_its_column() -> None:
     assert len(f"4194304:{2**63}:" + processes.own_place()) <= 64
+
+
+@pytest.mark.parametrize("by", [signal.SIGKILL, signal.SIGTERM])
+def test_a_fork_that_was_killed_is_told_with_its_signal(by: signal.Signals) -> None:
+    """In a process of its own: a fork of the test's worker would be one of many."""
+    code = (
+        "import os, signal, sys, time\n"
+        "from pennypod import processes\n"
+        "pid = os.fork()\n"
+        "if pid == 0: time.sleep(60)\n"
+        "os.kill(pid, int(sys.argv[1]))\n"
+        "os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)\n"
+        "print(processes.killed_fork() == (pid, int(sys.argv[1])))\n"
+        "os.waitpid(pid, 0)\n"
+        "print(processes.killed_fork())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(int(by))], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True", "None"]
