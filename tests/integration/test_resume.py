@@ -184,8 +184,9 @@ def test_a_run_whose_pod_is_gone_is_closed_and_says_so(broken: Broken, workspace
     all_providers(workspace.settings, workspace.environment)["local"].destroy(broken.pod_id())
     done = broken.resume()
     assert done.returncode != 0
-    (error,) = errors(done)
-    assert "no pod to go on with" in error
+    first, last = errors(done)
+    assert "no pod to go on with" in first
+    assert "is no longer listed" in last
     document = workspace.document()
     assert (document["outcome"], document["pods_still_billing"]) == (Outcome.FAILED, 0)
     assert "no pod to go on with" in document["reason"]
