@@ -167,7 +167,7 @@ class Endings:
                 why = "its renter died before the create call"
                 with contextlib.suppress(FencedError):  # somebody else was quicker
                     self._ledger.record_never(attempt.id, "interrupted", why, self._clock.now())
-        return not self._now(attempt).final
+        return not self._ledger.attempt(attempt.id).final
 
     def _begin(self, ending: Ending, report: Report) -> Proof | None:
         """Put the wish on record; None when there is nothing to end."""
@@ -201,14 +201,14 @@ class Endings:
             self._ledger.record_never(attempt.id, ending.outcome, ending.reason, self._clock.now())
         except FencedError:
             # Somebody else was quicker. A renter that wrote the pod's id: it is destroyed as any other.
-            now = self._now(attempt)
+            now = self._ledger.attempt(attempt.id)
             if now.pod_id is not None:
                 return self._begin(Ending(now, ending.outcome, ending.reason), report)
         return None
 
     def _settled(self, ending: Ending) -> Ended:
         assert isinstance(ending.target, AttemptRecord)
-        return Ended(self._now(ending.target).receipt)
+        return Ended(self._ledger.attempt(ending.target.id).receipt)
 
     def _finish(self, ending: Ending, proof: Proof, report: Report, patience_s: float) -> Ended:
         if not proof.complete:
@@ -220,7 +220,7 @@ class Endings:
             except PennypodError as exc:
                 return Ended(receipt, unkept=exc)
         try:
-            attempt, pod_id = self._now(ending.target), proof.sought.pod_id
+            attempt, pod_id = self._ledger.attempt(ending.target.id), proof.sought.pod_id
             receipt = receipt_of(attempt, proof, attempt.reason or ending.reason)
             first = self._ledger.record_gone(attempt.id, receipt, receipt["gone_at"], int(receipt["cost_micros"]))
         except PennypodError as exc:
@@ -235,7 +235,7 @@ class Endings:
                 gone=True,
                 usd=micros_to_usd(micros),
             )
-        return Ended(self._now(attempt).receipt)
+        return Ended(self._ledger.attempt(attempt.id).receipt)
 
     def _provider(self, target: AttemptRecord | Pod) -> Provider:
         provider = self._providers.get(target.provider)
@@ -247,9 +247,6 @@ class Endings:
                 provider=target.provider,
             )
         return provider
-
-    def _now(self, attempt: AttemptRecord) -> AttemptRecord:
-        return next(record for record in self._ledger.attempts(attempt.run) if record.id == attempt.id)
 
 
 def _silent_since(proofs: Mapping[int, Proof], provider: str) -> float | None:

@@ -207,7 +207,7 @@ class Guard:
         return not left
 
     def _renter_may_still_create(self, attempt: AttemptRecord) -> bool:
-        current = next(record for record in self._ledger.attempts(attempt.run) if record.id == attempt.id)
+        current = self._ledger.attempt(attempt.id)
         return current.pod_id is None and processes.is_alive(attempt.renter)
 
     def _report(self, stage: str, text: str, **_numbers: object) -> None:

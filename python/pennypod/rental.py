@@ -281,12 +281,12 @@ class Rental:
         host_key = ATTESTED if told else (attempt.host_key or ACCEPT_NEW)
         address = login.log_in(ways_in, told or pinned, limit_s)
         report("rent", f"logged in to {address.host}:{address.port} again, host key {host_key}")
-        accepted = self._attempt(attempt).state is AttemptState.READY
+        accepted = self._ledger.attempt(attempt.id).state is AttemptState.READY
         # A pod that was accepted may be at work: another matmul would only be in the way.
         gate = {} if accepted else self._check(attempt, login, address, report)
         if not accepted or address != _address_of(attempt) or host_key != attempt.host_key:
             self._ledger.record_ready(attempt.id, address, self._clock.now(), host_key=host_key)
-        return Tenancy(self._attempt(attempt), pod, address, created=False, host_key=host_key, gate=gate)
+        return Tenancy(self._ledger.attempt(attempt.id), pod, address, created=False, host_key=host_key, gate=gate)
 
     def _try_until_heard(
         self, request: RentRequest, offer: Offer, login: Login, report: Report, before_create: Callable[[], None]
@@ -342,7 +342,9 @@ class Rental:
         except FencedError:
             # Somebody gave this attempt up while the create call was under way: the late arrival is destroyed.
             self._ledger.record_late(attempt.id, pod_id, self._clock.now())
-            self.destroy(self._attempt(attempt), outcome="cancelled", reason="it came too late", report=report)
+            self.destroy(
+                self._ledger.attempt(attempt.id), outcome="cancelled", reason="it came too late", report=report
+            )
             raise
         report("rent", f"pod {short(pod_id)} rented on {offer.machine_id}", pod_id=pod_id)
         try:
@@ -354,7 +356,7 @@ class Rental:
                 self._quarantine(offer, exc)
             if isinstance(exc, (NotReadyError, SshError)):
                 exc.message += self._why(provider, pod_id)
-            self.destroy(self._attempt(attempt), outcome=exc.code, reason=str(exc), report=report)
+            self.destroy(self._ledger.attempt(attempt.id), outcome=exc.code, reason=str(exc), report=report)
             raise
 
     def _why(self, provider: Provider, pod_id: str) -> str:
@@ -424,7 +426,7 @@ class Rental:
         gate = self._check(attempt, login, address, report)
         self._ledger.finish_stage(request.run, "gate", self._clock.now())
         report("gate", f"accepted: {gate.get('summary', 'all checks passed')}")
-        return Tenancy(self._attempt(attempt), pod, address, created=True, host_key=host_key, gate=gate)
+        return Tenancy(self._ledger.attempt(attempt.id), pod, address, created=True, host_key=host_key, gate=gate)
 
     def _told_host_keys(self, provider: Provider, pod_id: str, name: str) -> list[str]:
         """What the provider tells of the pod's host keys now; a fault of it is no reason to lose the pod."""
@@ -481,7 +483,7 @@ class Rental:
         timing = provider.timing
         started = changed = self._clock.now()
         seen: tuple[Any, ...] = ()
-        meter = MeterReader(self._ledger, self._attempt(attempt), report)
+        meter = MeterReader(self._ledger, self._ledger.attempt(attempt.id), report)
         while True:
             self._ledger.raise_if_fenced(attempt.run)
             asked = self._clock.now()
@@ -574,9 +576,6 @@ class Rental:
     def settle(self, attempt: AttemptRecord) -> bool:
         """Find out what became of a create call whose caller is dead; returns whether there is a pod of it."""
         return self._endings.settle(attempt)
-
-    def _attempt(self, attempt: AttemptRecord) -> AttemptRecord:
-        return next(record for record in self._ledger.attempts(attempt.run) if record.id == attempt.id)
 
 
 def _passed_over(run: str, offer: Offer, why: PennypodError, at: float) -> PassedOverRecord:

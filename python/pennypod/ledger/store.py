@@ -492,6 +492,11 @@ class Ledger:
         with self._transaction() as tx:
             return _attempts(tx, run)
 
+    def attempt(self, attempt_id: int) -> AttemptRecord:
+        """One attempt as it is on the books now."""
+        with self._transaction() as tx:
+            return _attempt(tx, attempt_id)
+
     def pending_attempts(self) -> list[AttemptRecord]:
         """Every attempt, of every run, that is not proven over: what may be billing by our own record."""
         table = schema.attempts
