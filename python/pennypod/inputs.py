@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-import yaml
 from jinja2 import meta
 
-from pennypod.errors import InputError
+from pennypod.jobs import read_mapping
 from pennypod.model.admission import NAMES
 
 _START = ("job", "provider", "smoke", "dataset", "plan_only", "allow_community", "artifacts_dir", "run_id")
@@ -96,9 +95,9 @@ def _refusal(name: str, known: Known) -> str:
 
 def _role_names(role: Path) -> set[str]:
     """The role's variables, and those that its defaults read."""
-    defaults = _load(role / "defaults" / "main.yml")
+    defaults = read_mapping(role / "defaults" / "main.yml")
     names = set(defaults) | _read_by(defaults)
-    for entry in (_load(role / "meta" / "argument_specs.yml").get("argument_specs") or {}).values():
+    for entry in (read_mapping(role / "meta" / "argument_specs.yml").get("argument_specs") or {}).values():
         names.update(entry.get("options") or {})
     return names
 
@@ -115,13 +114,3 @@ def _read_by(value: Any) -> set[str]:
         return meta.find_undeclared_variables(jinja2.Environment(autoescape=True).parse(value))
     except jinja2.TemplateSyntaxError:
         return set()  # Ansible will say so, and better
-
-
-def _load(path: Path) -> dict[str, Any]:
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, yaml.YAMLError) as exc:
-        raise InputError(f"{path} cannot be read: {' '.join(str(exc).split())}") from exc
-    return content if isinstance(content, dict) else {}

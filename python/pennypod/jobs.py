@@ -49,3 +49,14 @@ def load_job(folder: Path, name: str) -> dict[str, Any]:
     if not content.get("training_command"):
         raise InputError(f"{path}: training_command is missing: say what to run on the pod")
     return content
+
+
+def read_mapping(path: Path) -> dict[str, Any]:
+    """The variables in a YAML file; none where it is missing or holds something else. Raises InputError."""
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, yaml.YAMLError) as exc:
+        raise InputError(f"{path} cannot be read: {' '.join(str(exc).split())}") from exc
+    return content if isinstance(content, dict) else {}

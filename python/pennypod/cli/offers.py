@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-import yaml
 
 import pennypod
 from pennypod.cli.app import App, json_option, pass_app
 from pennypod.errors import AuthError, InputError, ProviderError
+from pennypod.jobs import read_mapping
 from pennypod.model.money import cap_micros, micros_to_usd
 from pennypod.model.offer import Need
 
@@ -115,7 +115,7 @@ def job_variables(root: Path, job: str) -> tuple[dict[str, Any], list[str]]:
     merged: dict[str, Any] = {}
     templated: set[str] = set()
     own = load_job(root / "group_vars", job)
-    for source in (_load(root / "roles/pod/defaults/main.yml"), _load(root / "group_vars/all.yml"), own):
+    for source in (read_mapping(root / "roles/pod/defaults/main.yml"), read_mapping(root / "group_vars/all.yml"), own):
         for name, value in source.items():
             if not name.startswith("pod_"):
                 continue
@@ -126,16 +126,6 @@ def job_variables(root: Path, job: str) -> tuple[dict[str, Any], list[str]]:
             templated.discard(name)
     # The defaults are templates only where a playbook input may set them, and those inputs are options here.
     return merged, sorted(name for name in templated if name in own)
-
-
-def _load(path: Path) -> dict[str, Any]:
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, yaml.YAMLError) as exc:
-        raise InputError(f"{path} cannot be read: {' '.join(str(exc).split())}") from exc
-    return content if isinstance(content, dict) else {}
 
 
 def wishes(variables: dict[str, Any], smoke: bool) -> tuple[Need, Estimate, Limits]:
