@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from pennypod.acceptance import run_target
 from pennypod.clock import Clock
 from pennypod.errors import PennypodError, SourceChangedError, TransferError
+from pennypod.files import write_atomically
 from pennypod.ledger import ArtifactRecord, AttemptRecord, AttemptState, Ledger, RunRecord, WeightsAtEnd, WeightsState
 from pennypod.model.pod import SshAddress
 from pennypod.settings import Settings
@@ -35,7 +36,6 @@ from pennypod.weights import (
     brought_home,
     find_files,
     weights_target,
-    write_atomically,
 )
 
 if TYPE_CHECKING:

@@ -28,6 +28,7 @@ from pennypod import processes
 from pennypod.acceptance import run_target
 from pennypod.clock import Clock
 from pennypod.errors import PennypodError, SshError
+from pennypod.files import write_atomically
 from pennypod.ledger import AttemptRecord, Ledger, RunRecord
 from pennypod.model.money import format_usd
 from pennypod.model.pod import Pod, PodState, SshAddress
@@ -36,7 +37,6 @@ from pennypod.providers.registry import PROVIDERS
 from pennypod.settings import Settings
 from pennypod.ssh import Ssh
 from pennypod.training import Frame, look
-from pennypod.weights import write_atomically
 
 FOLDER = "monitor"
 LOG_FILE = "monitor.log"
@@ -215,11 +215,7 @@ class Monitor:
             if _content(path) == text and stat.S_IMODE(path.stat().st_mode) == mode:
                 continue
             changed = True
-            # Keys are in one of them: never readable by others, not even for a moment.
-            descriptor = os.open(path.with_suffix(".new"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                file.write(text)
-            path.with_suffix(".new").replace(path)
+            write_atomically(path, text, mode)  # keys are in one of them
         return changed
 
     def plan(self) -> Plan | None:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pennypod.errors import SshError
+from pennypod.files import write_atomically
 from pennypod.startup import MORE_PATH
 
 if TYPE_CHECKING:
@@ -240,7 +241,7 @@ def make_key_pair(run_dir: Path, comment: str) -> tuple[Path, str]:
     public = _keygen("-y", "-f", str(private)).strip()
     algorithm, key = public.split()[:2]
     line = f"{algorithm} {key} {comment}"
-    _write_atomically(run_dir / f"{KEY_NAME}.pub", line + "\n", 0o644)
+    write_atomically(run_dir / f"{KEY_NAME}.pub", line + "\n", 0o644)
     return private, line
 
 
@@ -256,7 +257,7 @@ def trust_host_keys(known_hosts: Path, host: str, port: int, keys: list[str]) ->
             raise SshError(f"not an SSH host key: {key[:60]!r}", host=host, port=port)
         added.append(f"{name} {words[0]} {words[1]}")
     known_hosts.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    _write_atomically(known_hosts, "".join(line + "\n" for line in [*kept, *added]), 0o600)
+    write_atomically(known_hosts, "".join(line + "\n" for line in [*kept, *added]), 0o600)
 
 
 def pinned_host_keys(known_hosts: Path, host: str, port: int) -> list[str]:
@@ -374,19 +375,6 @@ def _keygen(*args: str) -> str:
     if done.returncode != 0:
         raise SshError(f"ssh-keygen failed: {last_line(done.stderr.encode())}")
     return done.stdout
-
-
-def _write_atomically(path: Path, text: str, mode: int) -> None:
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
-    scratch = Path(name)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        scratch.chmod(mode)
-        scratch.replace(path)
-    except BaseException:
-        scratch.unlink(missing_ok=True)
-        raise
 
 
 def _short(remote: str) -> str:

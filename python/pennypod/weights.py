@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from pennypod.errors import InputError, PennypodError, TransferError, WeightsError
+from pennypod.files import write_atomically
 from pennypod.transfer import Fetched, fetch
 
 if TYPE_CHECKING:
@@ -295,10 +295,3 @@ def parse_answer(stdout: bytes) -> dict[str, Any] | None:
 def sha256_of(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def write_atomically(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    scratch.write_text(text, encoding="utf-8")
-    scratch.replace(path)

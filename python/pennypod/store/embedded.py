@@ -25,6 +25,7 @@ from typing import IO, Self
 from pennypod import processes
 from pennypod.clock import Clock, SystemClock
 from pennypod.errors import StoreError
+from pennypod.files import write_atomically
 from pennypod.store.bucket import open_bucket
 from pennypod.store.config import EMBEDDED_FILE, StoreConfig, read_embedded
 
@@ -89,7 +90,7 @@ class EmbeddedStore:
             self._process = self._spawn(folder, port, config)
             (folder / "server").write_text(processes.identity(self._process.pid), encoding="utf-8")
             self._wait(config, folder)
-            _write_private(self._home / EMBEDDED_FILE, _as_json(config))
+            write_atomically(self._home / EMBEDDED_FILE, _as_json(config) + "\n", 0o600)
         except BaseException:
             self.stop()
             raise
@@ -193,21 +194,13 @@ def _keys(path: Path) -> tuple[str, str]:
     letters = string.ascii_uppercase + string.digits
     access_key = "PP" + "".join(secrets.choice(letters) for _ in range(18))
     secret_key = "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(40))
-    _write_private(path, json.dumps({"access_key": access_key, "secret_key": secret_key}))
+    write_atomically(path, json.dumps({"access_key": access_key, "secret_key": secret_key}) + "\n", 0o600)
     return access_key, secret_key
 
 
 def _as_json(config: StoreConfig) -> str:
     names = ("bucket", "access_key", "secret_key", "endpoint", "pod_endpoint")
     return json.dumps({name: getattr(config, name) for name in names})
-
-
-def _write_private(path: Path, text: str) -> None:
-    new = path.with_name(f"{path.name}.new")
-    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(text + "\n")
-    new.replace(path)
 
 
 def _listens(endpoint: str) -> bool:
