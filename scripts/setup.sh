@@ -3,7 +3,8 @@
 # Safe to run again and again: with nothing to do it only compares a stamp. PYTHON=/path/to/python3 picks the interpreter.
 #
 #   setup.sh            what running jobs needs
-#   setup.sh --tests    also what the tests need: an OpenSSH server and tmux; no service is started or enabled for them
+#   setup.sh --tests    also what the tests need: an OpenSSH server, PostgreSQL and tmux; no service is started or enabled
+#                       for them
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -83,10 +84,11 @@ docker_answers() { have docker && timeout 20 docker version --format '{{.Server.
 
 # The tests start servers of their own on loopback ports; this machine should not become reachable because of them.
 policy=/usr/sbin/policy-rc.d
-keep_sshd_off() {
+keep_off() { # SERVICE UNIT...
+    local service=$1
     if [ -d /run/systemd/system ]; then
-        quietly "${as_root[@]}" systemctl mask ssh.service ssh.socket || die "systemctl could not mask ssh.service"
-        say "the system's own ssh service stays off; to want it: systemctl unmask ssh.service && systemctl enable --now ssh"
+        quietly "${as_root[@]}" systemctl mask "${@:2}" || die "systemctl could not mask $service.service"
+        say "the system's own $service service stays off; to want it: systemctl unmask $service.service && systemctl enable --now $service"
     elif [ ! -e "$policy" ]; then
         printf '#!/bin/sh\nexit 101\n' | "${as_root[@]}" install -m 755 /dev/stdin "$policy"
         policy_is_ours=yes
@@ -111,6 +113,7 @@ have mmdebstrap || missing+=(mmdebstrap)
 if [ "${1:-}" = --tests ]; then
     have tmux || missing+=(tmux)
     have sshd || missing+=(openssh-server)
+    have pg_ctl || compgen -G '/usr/lib/postgresql/*/bin/pg_ctl' >/dev/null || missing+=(postgresql)
 fi
 
 engine_parts=()
@@ -138,7 +141,8 @@ if [ ${#missing[@]} -gt 0 ] || [ ${#engine_parts[@]} -gt 0 ]; then
         fi
         packages+=("$part")
     done
-    case " ${packages[*]} " in *" openssh-server "*) keep_sshd_off ;; esac
+    case " ${packages[*]} " in *" openssh-server "*) keep_off ssh ssh.service ssh.socket ;; esac
+    case " ${packages[*]} " in *" postgresql "*) keep_off postgresql postgresql.service ;; esac
     apt_install "${packages[@]}"
     allow_services_again
 fi
