@@ -10,12 +10,14 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
+import re
 import socket
 from pathlib import Path
 
 import psutil
 
 _ANSIBLE_COMMANDS = frozenset({"ansible", "ansible-playbook", "ansible-console", "ansible-runner"})
+_IDENTITY = re.compile(r"\d+:\d+(:|$)")
 CONTROLLER_VARIABLE = "PENNYPOD_CONTROLLER"
 
 
@@ -46,8 +48,10 @@ def can_judge(process: str, here: str | None = None) -> bool:
     """Whether it can be known from here if that process lives.
 
     It can where it shares our pids, and where it ran on this very machine before the last boot. An identity without a
-    place, as former versions wrote it, is taken for one of ours.
+    place, as former versions wrote it, is taken for one of ours. Of what is no identity at all nothing can be known.
     """
+    if not _IDENTITY.match(process):
+        return False
     place, here = _place_of(process), own_place() if here is None else here
     if place in ("", here):
         return True
@@ -70,7 +74,7 @@ def is_suspended(process: str) -> bool:
 
 def _is_here(process: str) -> bool:
     """Whether exactly that process is in our own process table."""
-    if _place_of(process) not in ("", own_place()):
+    if not _IDENTITY.match(process) or _place_of(process) not in ("", own_place()):
         return False
     pid, ticks = process.split(":")[:2]
     try:

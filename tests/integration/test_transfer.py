@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -17,6 +18,8 @@ import pytest
 from loopback_sshd import LoopbackSshd
 from pennypod.clock import SystemClock
 from pennypod.errors import DiskFullError, SourceChangedError, SshError
+from pennypod.ledger import RunRecord, open_ledger
+from pennypod.settings import load_settings
 from pennypod.ssh import Ssh, control_path, trust_host_keys
 from pennypod.transfer import Progress, fetch, plan_upload, upload
 from pennypod.transfer.session import Meter
@@ -24,6 +27,7 @@ from pod_folder import contents
 from tcp_proxy import CuttingProxy
 
 ROOT = Path(__file__).resolve().parents[2]
+RUN = "demo-1201-aaaaa"
 
 
 class NoWait(SystemClock):
@@ -322,8 +326,11 @@ def module(sshd: LoopbackSshd, tmp_path: Path) -> Callable[..., dict[str, Any]]:
     keys = {"key_file": str(target.key_file), "known_hosts": str(target.known_hosts)}
     what = {"code": str(code), "data": str(data), "data_yaml": "data.yaml", "pod_home": str(tmp_path / "pod")}
 
+    with contextlib.closing(open_ledger(load_settings({"PENNYPOD_HOME": str(tmp_path / "state")}))) as ledger:
+        ledger.open_run(RunRecord(RUN, job="demo", controller="test", created=time.time(), artifacts_dir=str(tmp_path)))
+
     def run(*, check: bool = False, diff: bool = False, **changes: Any) -> dict[str, Any]:
-        options = {"run": "demo-1201-aaaaa", **where, **keys, **what, **changes}
+        options = {"run": RUN, **where, **keys, **what, **changes}
         options |= {"_ansible_check_mode": check, "_ansible_diff": diff, "_ansible_remote_tmp": str(tmp_path)}
         done = subprocess.run(
             [sys.executable, "-c", RUN_MODULE, str(ROOT / "library/run_dataset.py")],

@@ -64,6 +64,13 @@ def test_a_process_elsewhere_is_never_taken_for_dead(place: dict[str, str]) -> N
     assert not processes.is_suspended(other)
 
 
+@pytest.mark.parametrize("words", ["", "test", "12", "12:x", "a:b:c.d.e"])
+def test_of_what_is_no_identity_nothing_is_known(words: str) -> None:
+    assert not processes.can_judge(words)
+    assert processes.is_alive(words)
+    assert not processes.is_suspended(words)
+
+
 def test_a_boot_ends_every_process_of_its_machine() -> None:
     assert not processes.is_alive(elsewhere(boot="ffffffff"))
 
