@@ -119,18 +119,21 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):
     def _populate(self, hosts: dict[str, dict[str, Any]], root: str) -> None:
         for group in pods.GROUPS:
             self.inventory.add_group(group)
+        for group in {group for entry in hosts.values() for group in entry["groups"]}:
+            self.inventory.add_group(group)
+        # Job files name paths of the repository by it.
+        self.inventory.set_variable("all", "pennypod_root", _marked(root))
         strict = self.get_option("strict")
+        compose, groups, keyed = (self.get_option(name) for name in ("compose", "groups", "keyed_groups"))
         for host, entry in hosts.items():
             self.inventory.add_host(host)
             for group in entry["groups"]:
-                self.inventory.add_host(host, group=self.inventory.add_group(group))
+                self.inventory.add_host(host, group=group)
             for name, value in entry["vars"].items():
                 self.inventory.set_variable(host, name, _marked(value))
-            # Job files name paths of the repository by it.
-            self.inventory.set_variable(host, "pennypod_root", _marked(root))
-            self._set_composite_vars(self.get_option("compose"), entry["vars"], host, strict)
-            self._add_host_to_composed_groups(self.get_option("groups"), entry["vars"], host, strict)
-            self._add_host_to_keyed_groups(self.get_option("keyed_groups"), entry["vars"], host, strict)
+            self._set_composite_vars(compose, entry["vars"], host, strict)
+            self._add_host_to_composed_groups(groups, entry["vars"], host, strict)
+            self._add_host_to_keyed_groups(keyed, entry["vars"], host, strict)
 
 
 def _marked(value: Any) -> Any:

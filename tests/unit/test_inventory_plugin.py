@@ -106,7 +106,8 @@ def test_only_what_cannot_be_a_template_is_marked_as_harmless(
     from ansible.template import is_trusted_as_template
 
     provider.live["pod-1"] = replace(provider.live["pod-1"], machine_id=text, gpu="RTX 4090 (24 GB)")
-    variables = parse().hosts[RUN].vars
+    data = parse()
+    variables = {**data.groups["all"].vars, **data.hosts[RUN].vars}
     assert not is_trusted_as_template(variables["pennypod_machine_id"])
     for name in ("pennypod_gpu", "ansible_host", "pennypod_pod_name", "ansible_ssh_common_args", "pennypod_root"):
         assert is_trusted_as_template(variables[name]), name
