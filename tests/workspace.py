@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +137,18 @@ class Workspace:
                 stderr=file,
                 start_new_session=True,
             )
+
+    @contextlib.contextmanager
+    def playing(self, *args: str, log: Path, **extra: object) -> Iterator[subprocess.Popen[bytes]]:
+        """As `start`, ended for certain, and its pods gone, when the block is over."""
+        process = self.start(*args, log=log, **extra)
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+            wait_until(lambda: not self.pods(), 60, "the test's own pods are gone")
 
     def pods(self) -> list[Pod]:
         """The local pods of this workspace's runs, as the engine lists them."""

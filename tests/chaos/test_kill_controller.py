@@ -45,16 +45,10 @@ def workspace(tmp_path: Path) -> Workspace:
 
 @contextlib.contextmanager
 def playing(workspace: Workspace, log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """The playbook, ended for certain when the test is over."""
+    """The playbook, with a data set that takes its time."""
     dataset = workspace.add_data("large", files=60, size=1_000_000)
-    process = workspace.start(job="tiny", tiny_epochs=4, dataset=dataset, log=log)
-    try:
+    with workspace.playing(job="tiny", tiny_epochs=4, dataset=dataset, log=log) as process:
         yield process
-    finally:
-        if process.poll() is None:
-            process.kill()
-            process.wait()
-        wait_until(lambda: not workspace.pods(), 60, "the test's own pods are gone")
 
 
 @pytest.mark.pod

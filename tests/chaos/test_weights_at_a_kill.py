@@ -48,17 +48,11 @@ def workspace(tmp_path: Path) -> Workspace:
 @contextmanager
 def training(workspace: Workspace, log: Path, **extra: Any) -> Iterator[subprocess.Popen[bytes]]:
     """The playbook in mid-training, with a checkpoint on its pod and none at home."""
-    process = workspace.start(job="tiny", weights_early="false", log=log, **extra)
-    try:
+    with workspace.playing(job="tiny", weights_early="false", log=log, **extra) as process:
         wait_until(lambda: process.poll() is not None or "epoch 2/600" in trained(workspace), 120, "the second epoch")
         assert process.poll() is None, log.read_text()[-3000:]
         assert not list(workspace.artifacts.glob("*/weights/*"))
         yield process
-    finally:
-        if process.poll() is None:
-            process.kill()
-            process.wait()
-        wait_until(lambda: not workspace.pods(), 60, "the test's own pods are gone")
 
 
 def trained(workspace: Workspace) -> str:
