@@ -23,10 +23,13 @@ from pennypod.ledger import (
     WeightsAtEnd,
     WeightsState,
 )
+from pennypod.model import economics
+from pennypod.model.economics import Span
 from pennypod.model.meter import uncounted_words
 from pennypod.model.money import format_usd, micros_to_usd
 from pennypod.receipts import receipt_document, write_json
 
+WORTH_BAKING_S = 5.0  # a bootstrap that finds nothing to do takes less
 RUN_FILE = "run.json"
 RECEIPT_FILE = "receipt.json"
 
@@ -55,6 +58,7 @@ def run_document(ledger: Ledger, run: str, now: float) -> dict[str, Any]:
         "fuse": _fuse_document(winner),
         "billed_seconds": round(sum(attempt.billed_seconds(now) for attempt in attempts), 3),
         "cost_usd": micros_to_usd(cost),
+        "spent": _spent_document(winner, attempts, stages.values(), record.closed, now),
         "traffic_known": all(attempt.traffic_known(now) for attempt in attempts),
         "artifacts": [
             {"path": item.path, "bytes": item.bytes, "sha256": item.sha256, "kind": item.kind}
@@ -73,6 +77,20 @@ def _seconds(stage: StageRecord, closed: float | None, now: float) -> float:
     """A stage that nobody finished ended with its run at the latest."""
     end = stage.finished if stage.finished is not None else (closed if closed is not None else now)
     return round(max(0.0, end - stage.started), 3)
+
+
+def _spent_document(
+    winner: AttemptRecord | None,
+    attempts: Iterable[AttemptRecord],
+    stages: Iterable[StageRecord],
+    closed: float | None,
+    now: float,
+) -> dict[str, dict[str, float]]:
+    """Seconds and dollars of each part of the run's pods' lives; the dollars add up to `cost_usd`."""
+    spans = [Span(stage.stage, stage.started, stage.started + _seconds(stage, closed, now)) for stage in stages]
+    others = [attempt.meter for attempt in attempts if attempt.meter is not None and attempt is not winner]
+    cut = economics.parts(winner.meter if winner else None, others, spans, now)
+    return {part.name: {"seconds": round(part.seconds, 3), "usd": micros_to_usd(part.micros)} for part in cut}
 
 
 def winning_attempt(attempts: Iterable[AttemptRecord]) -> AttemptRecord | None:
@@ -171,9 +189,31 @@ def summary(document: dict[str, Any], *, closing: bool = True, interrupted: bool
     elif document["outcome"] == Outcome.SUCCEEDED:
         lines.append(Text(f"verdict     open: pennypod ledger verdict {document['run']} adopt|skip"))
     if closing:
-        billing = document["pods_still_billing"]
-        lines.append(Text(f"pods still billing: {billing}", style="bold red" if billing else "bold green"))
+        lines.append(closing_line(document))
     return Group(*lines)
+
+
+def closing_line(document: Mapping[str, Any]) -> Text:
+    billing = document["pods_still_billing"]
+    return Text(f"pods still billing: {billing}", style="bold red" if billing else "bold green")
+
+
+def spending_table(document: Mapping[str, Any]) -> RenderableType:
+    """Where the cents went, and what an image that needs no bootstrap would have saved."""
+    table = Table(show_edge=False)
+    table.add_column("where the cents went")
+    for name in ("seconds", "dollars", "share"):
+        table.add_column(name, justify="right")
+    total = document["cost_usd"]
+    for name, part in document["spent"].items():
+        share = f"{part['usd'] / total:.0%}" if total else ""
+        table.add_row(name, f"{part['seconds']:.1f}", f"{part['usd']:.6f}", share)
+    lines: list[RenderableType] = [table]
+    bootstrap = document["spent"].get("bootstrap")
+    if bootstrap is not None and bootstrap["seconds"] >= WORTH_BAKING_S:
+        saved = f"up to {bootstrap['seconds']:.0f} s and ${bootstrap['usd']:.6f} of each run"
+        lines.append(Text(f"an image that needs no bootstrap would save {saved}"))
+    return Group(Text(), *lines, Text())
 
 
 def _traffic_words(document: Mapping[str, Any]) -> str:

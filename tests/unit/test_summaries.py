@@ -10,7 +10,7 @@ import pytest
 from fakes import offer
 from pennypod.ledger import AttemptRecord, Ledger, RunRecord, open_ledger
 from pennypod.model.ids import Lease
-from pennypod.report import run_document, still_billing_line, summary
+from pennypod.report import run_document, spending_table, still_billing_line, summary
 from pennypod.settings import Settings
 from rich.console import Console
 
@@ -58,3 +58,25 @@ def test_pods_of_other_runs_are_told_apart(ledger: Ledger) -> None:
     assert OTHER not in own
     assert others.startswith("may still be billing, of other runs: 1 pod, ")
     assert still_billing_line(ledger.pending_attempts(), NOW).startswith("may still be billing: 2 pods (1 being ")
+
+
+def spent(ledger: Ledger, bootstrap_s: float) -> str:
+    attempt = rented(ledger, RUN)
+    for stage, begin, end in (("bootstrap", 10, 10 + bootstrap_s), ("training", 10 + bootstrap_s, 60)):
+        ledger.start_stage(RUN, stage, NOW + begin)
+        ledger.finish_stage(RUN, stage, NOW + end)
+    ledger.record_destroying(attempt.id, "done", "", NOW + 60)
+    ledger.record_gone(attempt.id, {}, NOW + 60, 0)
+    out = io.StringIO()
+    Console(file=out, width=200).print(spending_table(run_document(ledger, RUN, NOW + 100)))
+    return out.getvalue()
+
+
+def test_a_report_tells_where_the_cents_went(ledger: Ledger) -> None:
+    text = spent(ledger, 30)
+    assert [line.split()[0] for line in text.splitlines() if "%" in line] == ["boot", "bootstrap", "training"]
+    assert "an image that needs no bootstrap would save up to 30 s and $" in text
+
+
+def test_a_bootstrap_without_work_is_nothing_to_save(ledger: Ledger) -> None:
+    assert "would save" not in spent(ledger, 1)

@@ -64,12 +64,12 @@ def _address(app: App, run: str) -> SshAddress:
 @json_option
 @pass_app
 def report(app: App, run: str, as_json: bool) -> int:
-    """Show what RUN was: stages, cost, attempts, weights, verdict.
+    """Show what RUN was: stages, cost and where it went, attempts, weights, verdict.
 
     Exit code 3 when a pod of RUN should be gone and is not proven to be, or when nobody sees to it any more: RUN is
     then "overdue" (its deadline has passed) or "unwatched" (its command and its guard are dead).
     """
-    from pennypod.report import run_document, summary, unproven
+    from pennypod.report import closing_line, run_document, spending_table, summary, unproven
 
     app.close_abandoned()
     document = run_document(app.ledger, run, app.clock.now())
@@ -79,6 +79,9 @@ def report(app: App, run: str, as_json: bool) -> int:
     if as_json:
         app.print_json(document)
     else:
-        app.out.print(summary(document), soft_wrap=True)
+        app.out.print(summary(document, closing=False), soft_wrap=True)
+        if document["spent"]:
+            app.out.print(spending_table(document), soft_wrap=True)
+        app.out.print(closing_line(document))
     left = unproven(app.ledger.run(run), app.ledger.attempts(run))
     return MAY_STILL_BILL if neglect or left else OK
