@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from pennypod.accounts import refuse_other_account
 from pennypod.clock import Clock
 from pennypod.errors import FencedError, PennypodError, RateLimitedError, TransientError, UnprovenError
 from pennypod.ledger import AttemptRecord, AttemptState, Ledger, LedgerError
+from pennypod.model.account import account_from
 from pennypod.model.ids import parse_lease
 from pennypod.model.meter import PodMeter, uncounted_words
 from pennypod.model.money import format_usd, micros_to_usd
@@ -160,10 +162,11 @@ class Endings:
         The ledger knows then: the pod's id, or that there never was one.
         """
         if attempt.pod_id is None and not attempt.final:
-            pod_id = self.find_by_name(self._provider(attempt), attempt.lease_name)
+            pod_id = self.find_by_name(provider := self._provider(attempt), attempt.lease_name)
             if pod_id is not None:
                 self.adopt(attempt, pod_id)
             else:
+                refuse_other_account(provider, attempt)
                 why = "its renter died before the create call"
                 with contextlib.suppress(FencedError):  # somebody else was quicker
                     self._ledger.record_never(attempt.id, "interrupted", why, self._clock.now())
@@ -184,7 +187,10 @@ class Endings:
         if pod_id is None:
             pod_id = self.find_by_name(provider, target.lease_name)
             if pod_id is None:
+                refuse_other_account(provider, target)
                 return self._settle_never(target, ending, report)
+        else:
+            refuse_other_account(provider, target)
         try:
             if target.pod_id is None:
                 self.adopt(target, pod_id)
@@ -320,6 +326,8 @@ def receipt_of(attempt: AttemptRecord, proof: Proof, reason: str) -> dict[str, A
         "absence": proof.absence,
         "proof": proof.steps,
     }
+    if attempt.account is not None:
+        receipt["account"] = str(account_from(attempt.account))
     return {**receipt, "billed_seconds": billed_seconds(receipt), "cost_micros": total_micros(receipt)}
 
 

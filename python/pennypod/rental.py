@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from pennypod import processes
+from pennypod.accounts import account_of
 from pennypod.clock import Clock
 from pennypod.ending import Ended, Ending, Endings, Release, Report, short
 from pennypod.errors import (
@@ -331,6 +332,7 @@ class Rental:
                 controller=request.controller,
                 lease_s=request.lease_s,
                 asked=asked,
+                account=account_of(provider),
             )
         except BudgetError as exc:
             exc.message = f"passed over: {exc.message}"

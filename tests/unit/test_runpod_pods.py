@@ -377,6 +377,23 @@ def test_the_balance_comes_by_graphql_while_that_lives(
     assert KEY not in api.asked[0].line
 
 
+@pytest.mark.parametrize(
+    ("answer", "holder"),
+    [
+        (Answer(200, {"data": {"myself": {"id": "user_2abc"}}}), "user_2abc"),
+        (Answer(200, {"errors": [{"message": "Unauthorized"}], "data": None}), None),
+        (Answer(410, {"error": "gone"}), None),
+    ],
+)
+def test_whose_key_it_is_comes_by_graphql(
+    api: ScriptedApi, runpod: RunpodProvider, answer: Answer, holder: str | None
+) -> None:
+    api.on("POST /graphql", answer)
+    assert runpod.holder() == holder
+    assert api.asked[0].body == {"query": "query { myself { id } }"}
+    assert KEY not in runpod.key_mark()
+
+
 def test_graphql_refuses_a_key_with_status_200(api: ScriptedApi, runpod: RunpodProvider) -> None:
     errors = [{"message": "Unauthorized", "path": ["myself"], "extensions": {"code": "RUNPOD"}}]
     api.on("POST /graphql", Answer(200, {"errors": errors, "data": {"myself": None}}))

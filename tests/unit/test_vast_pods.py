@@ -313,6 +313,19 @@ def test_the_balance(api: ScriptedApi, vast: VastProvider, user: dict[str, Any],
     assert vast.balance_micros() == micros
 
 
+def test_whose_key_it_is_comes_with_the_balance(api: ScriptedApi, vast: VastProvider) -> None:
+    api.on("GET /api/v0/users/current/", Answer(200, {"id": 4711, "credit": 1.0}))
+    vast.balance_micros()
+    assert [vast.holder(), vast.holder()] == ["4711", "4711"]
+    assert len(api.asked) == 1
+    assert KEY not in vast.key_mark()
+
+
+def test_a_key_may_not_be_let_know_whose_it_is(api: ScriptedApi, vast: VastProvider) -> None:
+    api.on("GET /api/v0/users/current/", Answer(403, {"success": False, "error": "no_scope"}))
+    assert vast.holder() is None
+
+
 def test_logs_come_from_another_address_without_the_key(api: ScriptedApi, vast: VastProvider) -> None:
     api.on("PUT /api/v0/instances/request_logs/5678/", Answer(200, {"success": True, "result_url": f"{api.url}/log"}))
     api.on("GET /log", Answer(404), Answer(403), Answer(200, "line 1"))

@@ -124,6 +124,7 @@ class AttemptRecord:
     allowance_micros: int | None = None  # what the whole run may cost under the caps it was admitted under
     price_cap_micros_per_h: int | None = None
     traffic_counted: float | None = None  # when the pod's own count of its bytes was read last
+    account: dict[str, Any] | None = None  # with whose key it was asked for, see `model.account`
 
     @property
     def final(self) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 UPGRADING, DESTROYING, RECEIPTS, ADMITTING = (0x70656E6E79 + number for number in range(4))
 """Locks of whole subjects, where the database has such by number: what other programs in it do not use."""
@@ -86,6 +86,7 @@ attempts = sa.Table(
     sa.Column("allowance_micros", sa.BigInteger),
     sa.Column("price_cap_micros_per_h", sa.BigInteger),
     sa.Column("traffic_counted", sa.Double),
+    sa.Column("account", sa.JSON),
     sa.UniqueConstraint("run", "attempt"),
 )
 

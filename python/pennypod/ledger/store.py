@@ -35,6 +35,7 @@ from pennypod.ledger.records import (
     WeightsState,
 )
 from pennypod.ledger.upgrade import bring_up_to_date
+from pennypod.model.account import Account
 from pennypod.model.admission import DAY_S, Asked, Committed, admit
 from pennypod.model.ids import Lease
 from pennypod.model.offer import Offer
@@ -269,6 +270,7 @@ class Ledger:
         controller: str | None = None,
         lease_s: float = 0.0,
         asked: Asked | None = None,
+        account: Account | None = None,
     ) -> AttemptRecord:
         """Journal the intent to rent. Raises FencedError when the run was taken away or already has a live attempt.
 
@@ -307,6 +309,7 @@ class Ledger:
                     state=AttemptState.INTENT.value,
                     intended=at,
                     lease_s=lease_s,
+                    account=None if account is None else account.as_document(),
                 )
             )
             return _attempts(tx, lease.run)[-1]

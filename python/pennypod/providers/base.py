@@ -118,6 +118,17 @@ def last_words(lines: Sequence[str], limit: int = 200) -> str:
 
 
 @runtime_checkable
+class TellsAccount(Protocol):
+    """A provider that can say whose pods it shows, so that another account's silence is not taken for absence."""
+
+    def key_mark(self) -> str:
+        """A one-way mark of the key in use, `model.account.mark`. Asks nobody."""
+
+    def holder(self) -> str | None:
+        """The provider's own id of the account, asked for once; None where it is not told to this key, or now."""
+
+
+@runtime_checkable
 class TellsSpend(Protocol):
     """A provider that says what the account spends per hour: a view of its own of what still bills."""
 

@@ -30,6 +30,7 @@ from pennypod import __version__
 from pennypod.clock import Clock
 from pennypod.errors import AmbiguousError, AuthError, InputError, InvalidError, RateLimitedError, TransientError
 from pennypod.exchanges import Exchange
+from pennypod.model.account import mark
 
 USER_AGENT = f"pennypod/{__version__}"
 CONNECT_S = 10.0
@@ -166,6 +167,11 @@ class Http:
     def url(self) -> str:
         """The API's base address."""
         return self._base
+
+    @property
+    def key_mark(self) -> str:
+        """A one-way mark of the key."""
+        return mark(self._name, self._secret)
 
     @property
     def _host(self) -> str:

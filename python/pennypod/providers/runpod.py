@@ -1,7 +1,7 @@
 """RunPod: a catalogue of GPU types, pods placed by the provider. Floor 1: the HTTP API is its one outside thing.
 
-REST v2 only; v1 is retired and answers 410, GraphQL is asked for the balance alone. A create names one GPU type in one
-cloud and the service finds the machine, so an offer here is a pool, not a machine, and stock is a hint, no promise.
+REST v2 only; v1 is retired and answers 410, GraphQL is asked about the account only. A create names one GPU type in
+one cloud and the service finds the machine: an offer here is a pool, not a machine, and stock is a hint, no promise.
 A pod says RUNNING long before anybody can log in: `ssh.direct` is what tells. Sources differ on whether its meter
 starts with RUNNING or with the container (`startedAt`), minutes later: the dearer one counts, and the disk with it.
 """
@@ -12,6 +12,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from datetime import datetime
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -93,6 +94,7 @@ class RunpodProvider:
         self._http = http
         self._clock = clock
         self._timing = timing
+        self._holder: str | None = None
 
     @property
     def name(self) -> str:
@@ -217,33 +219,44 @@ class RunpodProvider:
 
     def balance_micros(self) -> int | None:
         """Money left, by GraphQL, the only place that tells. None once that API is gone, as announced."""
-        balance = self._account("clientBalance")
+        balance = _float(self._account("clientBalance"))
         return None if balance is None else usd_to_micros(balance)
+
+    def key_mark(self) -> str:
+        return self._http.key_mark
+
+    def holder(self) -> str | None:
+        """The user's id, by GraphQL; a key need not have the right to read it."""
+        if self._holder is None:
+            with suppress(ProviderError):
+                told = self._account("id", attempts=1)
+                self._holder = told if isinstance(told, str) and told else None
+        return self._holder
 
     def spend_micros_per_h(self) -> int | None:
         """What the account spends now, network volumes included. None where the key or the service does not tell."""
         try:
-            spending = self._account("currentSpendPerHr")
+            spending = _float(self._account("currentSpendPerHr"))
         except (AuthError, InvalidError):
             return None  # a key that is good for pods need not be for the account
         return None if spending is None else usd_to_micros(spending)
 
-    def _account(self, number: str) -> float | None:
-        """A number of the account as GraphQL shows it; None where that API is gone."""
-        query = {"query": f"query {{ myself {{ {number} }} }}"}
-        reply = self._http.request("POST", "/graphql", body=query)
+    def _account(self, field: str, attempts: int | None = None) -> Any:
+        """What GraphQL shows of the account; None where that API is gone."""
+        query = {"query": f"query {{ myself {{ {field} }} }}"}
+        reply = self._http.request("POST", "/graphql", body=query, attempts=attempts)
         if reply.status == 410:
             return None
-        answer = self._checked(reply, number)
+        answer = self._checked(reply, field)
         errors = answer.get("errors")
         if isinstance(errors, list) and errors:
             said = self._http.clean(str(errors[0].get("message") if isinstance(errors[0], dict) else errors[0]))
             if "unauthorized" in said.casefold():
                 raise AuthError(f"runpod refuses the key: {said}: check {KEY_VARIABLE}")
-            raise TransientError(f"runpod: {number}: {said}")
+            raise TransientError(f"runpod: {field}: {said}")
         data = answer.get("data")
         myself = data.get("myself") if isinstance(data, dict) else None
-        return _float(myself.get(number)) if isinstance(myself, dict) else None
+        return myself.get(field) if isinstance(myself, dict) else None
 
     def reach(self) -> list[Reach]:
         """What the key may do. One that may only read cannot be told from one that may rent."""

@@ -11,6 +11,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from pennypod import fuse, gpus, startup, vastquery
@@ -96,6 +97,7 @@ class VastProvider:
         self._http = http
         self._clock = clock
         self._timing = timing
+        self._holder: str | None = None
 
     @property
     def name(self) -> str:
@@ -281,9 +283,26 @@ class VastProvider:
 
     def balance_micros(self) -> int | None:
         """What can be spent: the larger of `credit` and `balance`, whose meanings the sources tell differently."""
-        user = self._checked(self._http.request("GET", "/api/v0/users/current/", endpoint="user"), "user")
+        user = self._user()
         amounts = [float(user[name]) for name in ("credit", "balance") if isinstance(user.get(name), (int, float))]
         return usd_to_micros(max(amounts)) if amounts else None
+
+    def key_mark(self) -> str:
+        return self._http.key_mark
+
+    def holder(self) -> str | None:
+        """The user's number; a key need not have the right to read it."""
+        if self._holder is None:
+            with suppress(ProviderError):
+                self._user(attempts=1)
+        return self._holder
+
+    def _user(self, attempts: int | None = None) -> dict[str, Any]:
+        reply = self._http.request("GET", "/api/v0/users/current/", endpoint="user", attempts=attempts)
+        user = self._checked(reply, "user")
+        if isinstance(user.get("id"), int):
+            self._holder = str(user["id"])
+        return user
 
     def spend_micros_per_h(self) -> int | None:
         """What computing and the instances' own disks cost now; volumes, which outlive instances, are left out."""

@@ -29,8 +29,9 @@ _SLACK_S = 0.001
 _TEXTS = ("run", "provider", "pod_id", "pod_name", "machine_id", "gpu", "reason")
 _NUMBERS = ("price_usd_per_h", "rented_at", "gone_at", "proven_at", "billed_seconds")
 _WHOLE = ("cost_micros",)
-_SINCE_LATER = ("traffic_known",)
-"""What receipts did not say at first: whether the meter holds all traffic, or `cost_micros` is a lower bound."""
+_SINCE_LATER = {"traffic_known": bool, "account": str}
+"""What receipts did not say at first: whether the meter holds all traffic, or `cost_micros` is a lower bound; and with
+whose account the pod was rented and looked for."""
 
 _PARTS = ("meter", "absence", "proof", "chain", "seal")
 
@@ -130,7 +131,9 @@ def _shape_problems(receipt: Mapping[str, Any]) -> list[str]:
     found += [f"{name} is no number" for name in _NUMBERS if not _is_number(receipt[name])]
     found += [f"{name} is no whole number" for name in _WHOLE if not _is_whole(receipt[name])]
     found += [
-        f"{name} is neither true nor false" for name in _SINCE_LATER if not isinstance(receipt.get(name, True), bool)
+        f"{name} is {'no text' if kind is str else 'neither true nor false'}"
+        for name, kind in _SINCE_LATER.items()
+        if name in receipt and not isinstance(receipt[name], kind)
     ]
     if not _is_meter(receipt["meter"]):
         found.append("it does not say what the meter counted")

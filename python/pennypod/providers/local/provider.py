@@ -19,6 +19,7 @@ from typing import Any
 
 from pennypod import fuse, startup
 from pennypod.errors import AmbiguousError, InvalidError, NoCapacityError, OfferGoneError, TransientError
+from pennypod.model.account import mark
 from pennypod.model.ids import PREFIX, parse_lease
 from pennypod.model.money import usd_to_micros
 from pennypod.model.offer import Need, Offer, Order
@@ -92,6 +93,19 @@ class LocalProvider:
         if self._looker is None:
             self._looker = find_engine(self._environ, self._cache, to_start=False)
         return self._looker
+
+    # --- whose pods are seen ------------------------------------------------------------------------------------------
+
+    def key_mark(self) -> str:
+        """Of the engine on this machine: elsewhere, and by another engine, other containers are listed."""
+        engine = self.looker
+        machine = _machine_id() or socket.gethostname()
+        return mark(self.name, machine, engine.kind, str(os.getuid()) if engine.rootless else "")
+
+    def holder(self) -> str | None:
+        """The same: whoever asks another engine asks another account."""
+        engine = self.looker
+        return f"{engine.kind} on {socket.gethostname()} ({self.key_mark()})"
 
     # --- offers -------------------------------------------------------------------------------------------------------
 
@@ -415,3 +429,9 @@ def find_gpu(
         return Hardware(name, len(cards), round(float(cards[0][1]) * 1024 * 1024 / 1e9, 1), flags)
     except (OSError, subprocess.SubprocessError, IndexError, ValueError):
         return Hardware()
+
+
+def _machine_id() -> str:
+    with suppress(OSError):
+        return Path("/etc/machine-id").read_text(encoding="utf-8").strip()
+    return ""
