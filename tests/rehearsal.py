@@ -1,11 +1,13 @@
 """A whole orchestrator without containers: real server, real tables, real ledger; playbooks and pods are rehearsed.
 
-Run as a program it serves until it is killed. Pods are files, so that they outlive the server as real pods do. With
-REHEARSAL_DIE_AT=<moment> the process kills itself (SIGKILL) when it comes to that moment for the first time.
+Run as a program it serves until it is killed. Pods are files, so that they outlive the server as real pods do. The
+first process that comes to the moment which the file `die_at` names kills itself (SIGKILL). With REHEARSAL_PLACE=<name>
+it is on a machine of its own, as far as it can be told by a process's identity.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -47,16 +49,16 @@ MOMENTS = (
 
 
 class Killer:
-    """Kills this process at its moment, once over all restarts."""
+    """Kills this process at the wanted moment: once, of all processes that share the folder."""
 
-    def __init__(self, folder: Path, moment: str) -> None:
-        self._mark = folder / "killed"
-        self._moment = moment
+    def __init__(self, folder: Path) -> None:
+        self._wanted = folder / "die_at"
 
     def at(self, moment: str) -> None:
-        if moment == self._moment and not self._mark.exists():
-            self._mark.write_text(moment)
-            os.kill(os.getpid(), signal.SIGKILL)
+        with contextlib.suppress(FileNotFoundError):
+            if self._wanted.read_text() == moment:
+                self._wanted.unlink()
+                os.kill(os.getpid(), signal.SIGKILL)
 
 
 class FolderProvider(FakeProvider):
@@ -174,10 +176,13 @@ def _quiet(*_args: object, **_numbers: object) -> None:
 
 def main(folder: Path, root: Path, port: int) -> None:
     settings = load_settings()
-    killer = Killer(folder, os.environ.get("REHEARSAL_DIE_AT", ""))
+    place = os.environ.get("REHEARSAL_PLACE")
+    if place:
+        processes.own_place = lambda: f"{place}.boot.1"
+    killer = Killer(folder)
     provider = FolderProvider(folder, killer)
     listener = server.listen("127.0.0.1", port)
-    config = load_config(os.environ, root, int(listener.getsockname()[1]))
+    config = load_config(os.environ, root)
     ledger = open_ledger(settings)
     playbooks = RehearsedPlaybooks(settings, ledger, provider, folder, killer)
     service = Service(config, settings, ledger=ledger, playbooks=playbooks, providers={"fake": provider})

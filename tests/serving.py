@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import hashlib
 import hmac
 import json
@@ -12,14 +13,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import psutil
 import requests
+import sqlalchemy as sa
 from pennypod.ledger import open_ledger
-from pennypod.settings import load_settings
+from pennypod.model.ids import parse_lease
+from pennypod.settings import Settings, load_settings
 from workspace import wait_until
 
 TESTS = Path(__file__).resolve().parent
@@ -160,9 +163,9 @@ class Serving:
 
 
 class Rehearsal(Serving):
-    """The orchestrator of tests/rehearsal.py, on a folder of its own."""
+    """The orchestrator of tests/rehearsal.py, on a folder of its own, and on SQLite unless told otherwise."""
 
-    def __init__(self, root: Path, config: str = "") -> None:
+    def __init__(self, root: Path, config: str = "", database_url: str | None = None) -> None:
         self.root = root
         self.folder = root / "rehearsal"
         self.folder.mkdir()
@@ -180,8 +183,26 @@ class Rehearsal(Serving):
             "PENNYPOD_SERVE_CONFIG": str(root / "serve.yml"),
             "PYTHONPATH": str(TESTS),
         }
+        if database_url is not None:
+            environment["PENNYPOD_DATABASE_URL"] = database_url
         command = [sys.executable, str(TESTS / "rehearsal.py"), str(self.folder), str(root), "PORT"]
         super().__init__(command, root, environment, root / "serve.log")
+
+    def beside(self, **environment: str) -> Self:
+        """A second server that shares home, pods and database with this one."""
+        second = copy.copy(self)
+        second.port, second._process, second.http = 0, None, requests.Session()
+        second._log = self.root / "serve-beside.log"
+        second._environment = self._environment | environment
+        return second
+
+    @property
+    def settings(self) -> Settings:
+        return load_settings(self._environment)
+
+    def die_at(self, moment: str) -> None:
+        """Whichever server comes first to that moment of tests/rehearsal.py dies there, once."""
+        (self.folder / "die_at").write_text(moment)
 
     def write_job(self, name: str, more: str) -> None:
         (self.root / "group_vars" / f"job_{name}.yml").write_text(f"training_command: sh train.sh\n{more}\n")
@@ -208,27 +229,36 @@ class Rehearsal(Serving):
 
     def token(self, run: str) -> str:
         """The run's callback token, from the tables: nobody outside the pod is told."""
-        import sqlite3
-
-        with sqlite3.connect(f"file:{self.root / 'home' / 'orchestrator.sqlite3'}?mode=ro", uri=True) as tables:
-            row = tables.execute("select callback_token from orchestrator_requests where run=?", (run,)).fetchone()
-        return str(row[0])
+        local = f"sqlite:///file:{self.root / 'home' / 'orchestrator.sqlite3'}?mode=ro&uri=true"
+        engine = sa.create_engine(self._environment.get("PENNYPOD_DATABASE_URL", local), poolclass=sa.NullPool)
+        query = sa.text("select callback_token from orchestrator_requests where run=:run")
+        with engine.connect() as tables:
+            return str(tables.execute(query, {"run": run}).scalar_one())
 
 
 def check_ended_once(rehearsal: Rehearsal, run: str, outcome: str = "succeeded") -> None:
-    """Ended as it should, never two pods for it, none alive, one row in the ledger, every pod with its receipt."""
-    status = rehearsal.wait_for(run)
-    assert (status["state"], status["outcome"]) == ("ended", outcome), status
-    assert [entry["name"] for entry in status["timeline"]].count("report") == 1
+    """Ended as it should, it and nothing else here, never two pods for it, none alive, one row in the ledger, every pod
+    with its receipt."""
+    check_all_ended_once(rehearsal, [run], outcome)
+
+
+def check_all_ended_once(rehearsal: Rehearsal, runs: Sequence[str], outcome: str = "succeeded") -> None:
+    """The same of all the runs there have ever been."""
+    for run in runs:
+        status = rehearsal.wait_for(run)
+        assert (status["state"], status["outcome"]) == ("ended", outcome), status
+        assert [entry["name"] for entry in status["timeline"]].count("report") == 1
     assert rehearsal.pods() == []
-    ledger = open_ledger(load_settings({"PENNYPOD_HOME": str(rehearsal.root / "home")}))
+    assert sorted(lease.run for name in rehearsal.created() if (lease := parse_lease(name))) == sorted(runs)
+    ledger = open_ledger(rehearsal.settings)
     try:
-        record, attempts = ledger.run(run), ledger.attempts(run)
-        assert [entry.run for entry in ledger.runs()] == [run]
-        assert record.outcome == outcome
-        assert record.closed is not None
-        assert all(attempt.final for attempt in attempts)
-        assert all(attempt.receipt for attempt in attempts if attempt.pod_id)
+        records = ledger.runs()
+        assert sorted(record.run for record in records) == sorted(runs)
+        for record in records:
+            attempts = ledger.attempts(record.run)
+            assert record.outcome == outcome
+            assert record.closed is not None
+            assert all(attempt.final for attempt in attempts)
+            assert all(attempt.receipt for attempt in attempts if attempt.pod_id)
     finally:
         ledger.close()
-    assert len(rehearsal.created()) == 1

@@ -25,7 +25,8 @@ def rehearsal(tmp_path: Path) -> Iterator[Rehearsal]:
     "moment", [moment if moment in ALWAYS else pytest.param(moment, marks=pytest.mark.heavy) for moment in MOMENTS]
 )
 def test_killed_at_any_moment_and_started_again(rehearsal: Rehearsal, moment: str) -> None:
-    rehearsal.start(REHEARSAL_DIE_AT=moment)
+    rehearsal.die_at(moment)
+    rehearsal.start()
     run = rehearsal.start_run()
     wait_until(lambda: rehearsal.has_ended() or _called_back(rehearsal, run), 30, f"the server dies at {moment}")
     wait_until(rehearsal.has_ended, 30, f"the server dies at {moment}")

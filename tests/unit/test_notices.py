@@ -56,7 +56,7 @@ class World:
         self.store: Store = open_store(f"sqlite:///{folder / 'o.sqlite3'}")
         self.outside = Outside()
         monkeypatch.setattr(requests, "post", self.outside.post)
-        self.notices = Notices(load_config(environment, folder, 1), self.store, self.clock)
+        self.notices = Notices(load_config(environment, folder), self.store, self.clock)
 
 
 @pytest.fixture

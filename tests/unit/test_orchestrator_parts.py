@@ -198,7 +198,7 @@ def test_keys_are_taken_out_of_the_environment(root: Path) -> None:
         "HUB": "hub",
         "VAST_API_KEY": "stays, since playbooks need it",
     }
-    config = load_config(environment, root, 8080)
+    config = load_config(environment, root)
     assert config.secrets == ("one", "two", "three")
     assert config.source_secrets == {"hub": ("hub",)}
     assert set(environment) == {"PENNYPOD_SERVE_CONFIG", "VAST_API_KEY"}
@@ -221,14 +221,14 @@ def test_a_file_that_is_wrong_is_one_clear_line(root: Path, file: str, said: str
     (root / "serve.yml").write_text(file)
     environment = {"PENNYPOD_WEBHOOK_SECRET": "x", "PENNYPOD_SERVE_CONFIG": str(root / "serve.yml")}
     with pytest.raises(InputError, match=said):
-        load_config(environment, root, 8080)
+        load_config(environment, root)
 
 
 def test_without_a_secret_nothing_is_served(root: Path) -> None:
     with pytest.raises(InputError, match="set PENNYPOD_WEBHOOK_SECRET"):
-        load_config({"PENNYPOD_WEBHOOK_SECRET": " , "}, root, 8080)
+        load_config({"PENNYPOD_WEBHOOK_SECRET": " , "}, root)
 
 
 def test_outside_the_repository_nothing_is_served(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"has no train.yml"):
-        load_config({"PENNYPOD_WEBHOOK_SECRET": "x"}, tmp_path, 8080)
+        load_config({"PENNYPOD_WEBHOOK_SECRET": "x"}, tmp_path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import socket
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -74,6 +73,8 @@ class File(_Section):
     artifacts_dir: str | None = None
     public_url: Annotated[str, Field(pattern=r"^https?://")] | None = None
     poll_s: Annotated[float, Field(ge=0.2, le=3600)] = 30.0
+    # Those who share a database: one that has said nothing for so long is given up by the others.
+    silent_s: Annotated[float, Field(ge=2, le=3600)] = 30.0
     limits: LimitsSection = Field(default_factory=LimitsSection)
     sources: dict[_Name, Source] = Field(default_factory=dict)
     notify: dict[_Name, Recipient] = Field(default_factory=dict)
@@ -88,7 +89,6 @@ class Config(_Section):
     source_secrets: dict[str, tuple[str, ...]] = Field(default_factory=dict, repr=False)
     recipient_urls: dict[str, str] = Field(default_factory=dict, repr=False)
     recipient_secrets: dict[str, str] = Field(default_factory=dict, repr=False)
-    worker: str
     file: File
     root: Path
     max_body_bytes: int = 64 * 1024
@@ -99,7 +99,7 @@ class Config(_Section):
         return self.file.limits.as_limits()
 
 
-def load_config(environ: MutableMapping[str, str], root: Path, port: int) -> Config:
+def load_config(environ: MutableMapping[str, str], root: Path) -> Config:
     """Read the set-up and take every key out of `environ`, so that no playbook inherits one.
 
     Raises InputError with the variable or the place in the file that is wrong.
@@ -126,7 +126,6 @@ def load_config(environ: MutableMapping[str, str], root: Path, port: int) -> Con
         source_secrets={name: _split(taken[source.secret_env]) for name, source in file.sources.items()},
         recipient_urls={name: taken[item.url_env] for name, item in file.notify.items()},
         recipient_secrets={name: taken[item.secret_env] for name, item in file.notify.items() if item.secret_env},
-        worker=environ.get("PENNYPOD_WORKER") or f"{socket.gethostname()}:{port}",
         file=file,
         root=root,
     )

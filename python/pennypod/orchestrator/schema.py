@@ -74,7 +74,8 @@ notices = sa.Table(
     sa.UniqueConstraint("run", "event", "recipient"),
 )
 
-# Orchestrators that share the work, by their last sign of life.
+# Orchestrators that share the work, by their process's identity and its last sign of life by the database's clock; 0
+# says that the others have given it up. Such rows stay: the ledger may name that process as a run's controller.
 workers = sa.Table(
     "orchestrator_workers",
     metadata,

@@ -31,8 +31,7 @@ _LOGGING = {
 def serve(host: str, port: int, root: Path, settings: Settings, environ: MutableMapping[str, str]) -> None:
     """Listen, set the service up from the environment, and run it; does not return."""
     listener = listen(host, port)
-    config = load_config(environ, root.resolve(), int(listener.getsockname()[1]))
-    run(Service(config, settings), listener)
+    run(Service(load_config(environ, root.resolve()), settings), listener)
 
 
 def run(service: Service, listener: socket.socket) -> None:

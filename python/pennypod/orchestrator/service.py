@@ -10,10 +10,13 @@ import asyncio
 import contextlib
 import fcntl
 import logging
+import math
+import os
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from typing import IO
 
+from pennypod import processes
 from pennypod.clock import Clock, SystemClock
 from pennypod.errors import InputError
 from pennypod.ledger import Ledger, open_ledger
@@ -37,8 +40,7 @@ LOCAL_WORKER = "local"
 _TICK_S = 1.0
 _NOTICES_S = 2.0
 _HOUSEKEEPING_S = 600.0
-_BEAT_S = 5.0
-SILENT_S = 30.0
+_BEATS = 6  # within the time after which one that is silent is given up
 _LOG = logging.getLogger("pennypod.orchestrator")
 
 
@@ -54,10 +56,13 @@ class Service:
         ledger: Ledger | None = None,
         playbooks: Playbooks | None = None,
         providers: Mapping[str, Provider] | None = None,
+        end: Callable[[int], object] = os._exit,
     ) -> None:
+        """`end` ends the process at once; it is called when the other orchestrators have given this one up."""
         self.shared = settings.ledger_file is None
-        # One orchestrator per SQLite home: whatever its port, a restart finds what the process before has left.
-        self.config = config if self.shared else config.model_copy(update={"worker": LOCAL_WORKER})
+        # One orchestrator per SQLite home: a restart finds what the process before has left under the same name.
+        self.worker = processes.own_identity() if self.shared else LOCAL_WORKER
+        self.config = config
         self.settings = settings
         self.clock = clock or SystemClock()
         self.limits = config.limits
@@ -72,7 +77,9 @@ class Service:
         self._tasks: list[asyncio.Task[None]] = []
         self._errands: set[asyncio.Task[bool]] = set()
         self._lock: IO[bytes] | None = None
+        self._end = end
         self._heard = 0
+        self._beaten = self._steady_since = 0.0
         self.ticked_at = 0.0
         judge = Judge(settings, self.ledger, self.store, self.providers, self.clock, self.catalog.variables)
         self.steps = Steps(
@@ -94,10 +101,13 @@ class Service:
         """Raises InputError when another orchestrator already works on this home."""
         if not self.shared:
             self._lock = _lock(self.settings)
-        workflow.configure(_database(self.settings, "workflows"), self.config.worker)
+        else:
+            # Before anything is carried out in this name: work of somebody who has never been seen is nobody's.
+            await self._beat()
+        workflow.configure(_database(self.settings, "workflows"), self.worker)
         self._heard, _ = await asyncio.to_thread(self.store.wakes_since, 0)
         workflow.launch()
-        for run in await asyncio.to_thread(self.store.running_of, self.config.worker):
+        for run in await asyncio.to_thread(self.store.running_of, self.worker):
             await self.runs.start(run)
         loops: list[tuple[Callable[[], Awaitable[None]], float]] = [
             (self._tick, _TICK_S),
@@ -105,8 +115,7 @@ class Service:
             (self._housekeep, _HOUSEKEEPING_S),
         ]
         if self.shared:
-            await self._beat()
-            loops.append((self._beat, _BEAT_S))
+            loops.append((self._keep_company, self.config.file.silent_s / _BEATS))
         for work, every_s in loops:
             self._tasks.append(asyncio.create_task(self._forever(work, every_s), name=work.__name__))
 
@@ -126,7 +135,7 @@ class Service:
     async def _tick(self) -> None:
         """Let in who fits, pass on what was said to runs, notice what has happened to them."""
         now = self.clock.now()
-        for run in await asyncio.to_thread(self.store.admit, self.limits, self.config.worker, now):
+        for run in await asyncio.to_thread(self.store.admit, self.limits, self.worker, now):
             await self.runs.start(run)
         heard, woken = await asyncio.to_thread(self.store.wakes_since, self._heard)
         self._heard = heard
@@ -147,16 +156,36 @@ class Service:
     async def _housekeep(self) -> None:
         await asyncio.to_thread(self.store.forget_old_deliveries, self.clock.now())
 
+    # --- those who share the work -------------------------------------------------------------------------------------
+
+    async def _keep_company(self) -> None:
+        """Say that we live; take over from orchestrators that do not."""
+        await self._beat()
+        carriers = await asyncio.to_thread(workflow.carriers)  # first: who appears later is not taken for gone
+        gone = await asyncio.to_thread(
+            self.store.give_up, self.worker, self._patience_s(), self.clock.now(), _has_ended_here
+        )
+        if gone:
+            _LOG.warning("taking over from %s", ", ".join(gone))
+        runs, living = await asyncio.to_thread(self.store.take_ownerless, self.worker)
+        if carriers - living:
+            await asyncio.to_thread(workflow.recover, carriers - living)
+        for run in runs:
+            await self.runs.start(run)
+
     async def _beat(self) -> None:
-        """Say that we live; take over from workers that have said nothing for a while."""
+        if not await asyncio.to_thread(self.store.beat, self.worker, self.clock.now()):
+            _LOG.error("the other orchestrators have given this one up: ending, its runs are theirs now")
+            self._end(1)
         now = self.clock.now()
-        await asyncio.to_thread(self.store.beat, self.config.worker, now)
-        silent = await asyncio.to_thread(self.store.take_from_silent, self.config.worker, now - SILENT_S)
-        if silent:
-            _LOG.warning("taking over from %s", ", ".join(silent))
-            await asyncio.to_thread(workflow.recover, silent)
-            for run in await asyncio.to_thread(self.store.running_of, self.config.worker):
-                await self.runs.start(run)
+        if now - self._beaten > self.config.file.silent_s / 2:
+            self._steady_since = now
+        self._beaten = now
+
+    def _patience_s(self) -> float:
+        """Who could not be heard itself a while ago, since the database was away say, judges nobody's silence yet."""
+        silent_s = self.config.file.silent_s
+        return silent_s if self._beaten - self._steady_since >= silent_s else math.inf
 
     # --- what the web server asks for ---------------------------------------------------------------------------------
 
@@ -217,6 +246,11 @@ class Service:
 
     def is_ready(self) -> bool:
         return bool(self._tasks) and self.clock.now() - self.ticked_at < 30 * _TICK_S
+
+
+def _has_ended_here(worker: str) -> bool:
+    """Whether that is a process of this machine which has ended: nobody has to wait for its silence."""
+    return processes.can_judge(worker) and not processes.is_alive(worker)
 
 
 def _database(settings: Settings, name: str) -> str:

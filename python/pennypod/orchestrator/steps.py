@@ -9,12 +9,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from pennypod import processes
 from pennypod.clock import Clock
 from pennypod.ending import Ending
-from pennypod.errors import InputError, PennypodError
+from pennypod.errors import FencedError, InputError, PennypodError
 from pennypod.escrow import Escrow
 from pennypod.events import Events
 from pennypod.guard import ensure_guard
@@ -64,6 +65,7 @@ class Steps:
             ended = self.playbooks.end_leftovers(run)
             if ended:
                 self.store.note(run, "takeover", f"ended {ended} processes left by another orchestrator", self._now())
+            self._inherit(run)
             record = self._record(run)
             if record is not None and _is_over(record):
                 return OVER
@@ -118,6 +120,7 @@ class Steps:
         request = self.store.request(run)
         for _ in range(MOST_TRIES):
             self.playbooks.end_leftovers(run)
+            self._inherit(run)
             record = self._record(run)
             if record is None or _is_over(record):
                 return
@@ -194,9 +197,23 @@ class Steps:
         controller = processes.own_identity()
         try:
             ensure_guard(self.settings, controller)
+            self._inherit(run)
             self.ledger.take_over(run, controller, processes.is_alive)
         except PennypodError as exc:
             self.store.note(run, "hold", str(exc), self._now())
+
+    def _inherit(self, run: str) -> None:
+        """Become the controller of a run whose orchestrator was given up by all who share the database.
+
+        That orchestrator may have run on a machine whose processes cannot be judged from here. If something of it is
+        left there, the ledger no longer lets it rent.
+        """
+        record, own = self._record(run), processes.own_identity()
+        if record is None or record.controller == own or not self.store.was_given_up(record.controller):
+            return
+        with contextlib.suppress(FencedError):  # it was stopped or is over: nobody needs to be its controller
+            self.ledger.take_over(run, own, partial(_lives_here, other_than=record.controller))
+            self.tell(run, "takeover", "going on in place of an orchestrator that has ended")
 
     def cancel(self, run: str, reason: str) -> None:
         """Whoever works on the run stops at its next step and ends its pod."""
@@ -243,6 +260,10 @@ class Steps:
 
     def _now(self) -> float:
         return self.clock.now()
+
+
+def _lives_here(process: str, other_than: str) -> bool:
+    return process != other_than and processes.can_judge(process) and processes.is_alive(process)
 
 
 def _is_over(record: RunRecord) -> bool:

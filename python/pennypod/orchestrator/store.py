@@ -26,6 +26,11 @@ WAITING, RUNNING, ENDED = "waiting", "running", "ended"
 START, CANCEL = "start", "cancel"
 STAGES = ("admit", "launch", "watch", "finish", "destroy", "report")
 _MAX_TEXT = 2000
+# The number that PostgreSQL knows this lock by; beside those of the ledger, which are 4.
+_CREATING = 0x70656E6E79 + 16
+_GIVEN_UP = 0.0
+# Who sends a notice has so long to say that it arrived, before somebody else sends it.
+_NOTICE_CLAIM_S = 60.0
 
 
 class StoreError(PennypodError):
@@ -96,6 +101,8 @@ class Store:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         with self._transaction() as tx:
+            if tx.dialect.name == "postgresql":  # of two that start at once, one makes the tables
+                tx.execute(sa.select(sa.func.pg_advisory_xact_lock(_CREATING)))
             schema.metadata.create_all(tx)
         with self._transaction() as tx:
             if tx.execute(sa.select(schema.gate.c.id)).first() is None:
@@ -147,6 +154,7 @@ class Store:
 
         def write(tx: Connection) -> str:
             table = schema.requests
+            _pass_gate(tx)
             waiting = tx.execute(sa.select(sa.func.count()).where(table.c.state == WAITING)).scalar_one()
             if waiting >= limits.queue:
                 raise ProblemError(
@@ -205,12 +213,14 @@ class Store:
     # --- letting in -----------------------------------------------------------------------------------------------
 
     def admit(self, limits: Limits, worker: str, now: float) -> list[str]:
-        """Let in whoever fits, for `worker` to carry out."""
+        """Let in whoever fits, for `worker` to carry out; nobody once that was given up by the others."""
         table = schema.requests
         with self._transaction() as tx:
-            tx.execute(sa.select(schema.gate.c.id).with_for_update()).first()
-            waiting = [_place(row) for row in tx.execute(sa.select(table).where(table.c.state == WAITING))]
-            if not waiting:
+            _pass_gate(tx)
+            # Locked, for a cancellation elsewhere may end one of them at this moment.
+            query = sa.select(table).where(table.c.state == WAITING).with_for_update()
+            waiting = [_place(row) for row in tx.execute(query)]
+            if not waiting or _was_given_up(tx, worker):
                 return []
             running = [_place(row) for row in tx.execute(sa.select(table).where(table.c.state == RUNNING))]
             chosen = [place.run for place in choose(waiting, running, limits)]
@@ -315,6 +325,7 @@ class Store:
         """One notice per event, run and recipient, however often it is asked for."""
         table = schema.notices
         with self._transaction() as tx:
+            _pass_gate(tx)
             known = set(
                 tx.execute(sa.select(table.c.recipient).where(table.c.run == run, table.c.event == event)).scalars()
             )
@@ -333,10 +344,15 @@ class Store:
                     )
 
     def due_notices(self, now: float, limit: int = 20) -> list[Notice]:
+        """What is due, for the caller to send: nobody else is given it for a minute."""
         table = schema.notices
         query = sa.select(table).where(table.c.due <= now).order_by(table.c.due).limit(limit)
         with self._transaction() as tx:
-            return [Notice(**dict(row._mapping)) for row in tx.execute(query)]  # noqa: SLF001 - as documented
+            rows = tx.execute(query.with_for_update(skip_locked=True))
+            due = [Notice(**dict(row._mapping)) for row in rows]  # noqa: SLF001 - as documented
+            mine = table.c.id.in_([notice.id for notice in due])
+            tx.execute(table.update().where(mine).values(due=now + _NOTICE_CLAIM_S))
+            return due
 
     def notice_done(self, notice_id: int) -> None:
         """It stays as a row that is never due: the event must not be sent a second time."""
@@ -352,25 +368,45 @@ class Store:
 
     # --- orchestrators that share the work ----------------------------------------------------------------------------
 
-    def beat(self, worker: str, now: float) -> None:
+    def beat(self, worker: str, now: float) -> bool:
+        """Say that `worker` lives. Returns False once the others have given it up: it must do nothing more."""
         table = schema.workers
         with self._transaction() as tx:
-            done = tx.execute(table.update().where(table.c.worker == worker).values(seen=now))
-            if not done.rowcount:
-                tx.execute(table.insert().values(worker=worker, seen=now))
+            seen = _database_time(tx, now)
+            lives = (table.c.worker == worker) & (table.c.seen != _GIVEN_UP)
+            if tx.execute(table.update().where(lives).values(seen=seen)).rowcount:
+                return True
+            if _was_given_up(tx, worker):
+                return False
+            tx.execute(table.insert().values(worker=worker, seen=seen))
+            return True
 
-    def take_from_silent(self, worker: str, silent_since: float) -> list[str]:
-        """Give the running runs of every worker not seen since then to `worker`; the names of those workers."""
+    def give_up(self, worker: str, silent_s: float, now: float, has_ended: Callable[[str], bool]) -> list[str]:
+        """Give up all who have not been seen for `silent_s`, or of whom `has_ended` knows; returns their names."""
+        table = schema.workers
+        with self._transaction() as tx:
+            _pass_gate(tx)
+            oldest = _database_time(tx, now) - silent_s
+            others = sa.select(table).where(table.c.worker != worker, table.c.seen != _GIVEN_UP)
+            gone = [row.worker for row in tx.execute(others) if row.seen < oldest or has_ended(row.worker)]
+            tx.execute(table.update().where(table.c.worker.in_(gone)).values(seen=_GIVEN_UP))
+            return gone
+
+    def take_ownerless(self, worker: str) -> tuple[list[str], set[str]]:
+        """Make the running runs of nobody who lives those of `worker`: their ids, and who lives."""
         requests, workers = schema.requests, schema.workers
         with self._transaction() as tx:
-            tx.execute(sa.select(schema.gate.c.id).with_for_update()).first()
-            query = sa.select(workers.c.worker).where(workers.c.seen < silent_since, workers.c.worker != worker)
-            silent = list(tx.execute(query).scalars())
-            if silent:
-                mine = requests.c.worker.in_(silent) & (requests.c.state == RUNNING)
-                tx.execute(requests.update().where(mine).values(worker=worker))
-                tx.execute(workers.delete().where(workers.c.worker.in_(silent)))
-            return silent
+            _pass_gate(tx)
+            living = set(tx.execute(sa.select(workers.c.worker).where(workers.c.seen != _GIVEN_UP)).scalars())
+            ownerless = (requests.c.state == RUNNING) & requests.c.worker.not_in(living)
+            runs = list(tx.execute(sa.select(requests.c.run).where(ownerless)).scalars())
+            tx.execute(requests.update().where(requests.c.run.in_(runs)).values(worker=worker))
+            return runs, living
+
+    def was_given_up(self, worker: str) -> bool:
+        """Whether that is an orchestrator which has ended, as far as all who share this database are concerned."""
+        with self._transaction() as tx:
+            return _was_given_up(tx, worker)
 
 
 def open_store(database_url: str) -> Store:
@@ -382,6 +418,23 @@ def open_store(database_url: str) -> Store:
 
 
 # --- helpers over one connection --------------------------------------------------------------------------------------
+
+
+def _pass_gate(tx: Connection) -> None:
+    """One at a time from here to the end of the transaction, over all orchestrators."""
+    tx.execute(sa.select(schema.gate.c.id).with_for_update()).first()
+
+
+def _was_given_up(tx: Connection, worker: str) -> bool:
+    table = schema.workers
+    return tx.execute(sa.select(table.c.seen).where(table.c.worker == worker)).scalar() == _GIVEN_UP
+
+
+def _database_time(tx: Connection, now: float) -> float:
+    """By one clock for all who share the database: those of their machines may differ."""
+    if tx.dialect.name == "postgresql":
+        return float(tx.execute(sa.select(sa.extract("epoch", sa.func.clock_timestamp()))).scalar_one())
+    return now
 
 
 def _as_request(row: sa.Row[Any]) -> Request:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -141,6 +141,13 @@ def launch() -> None:
     DBOS.launch()
 
 
-def recover(workers: list[str]) -> None:
-    """Take up what other workers, that are gone, have left."""
-    DBOS._recover_pending_workflows(workers)  # noqa: SLF001 - DBOS has no public name for it without its console
+def carriers() -> set[str]:
+    """The workers that DBOS has put down as carrying something out."""
+    pending = DBOS.list_workflows(status="PENDING", load_input=False, load_output=False)
+    return {status.executor_id for status in pending if status.executor_id}
+
+
+def recover(workers: Iterable[str]) -> None:
+    """Take up what those, that are gone, have left. DBOS hands each workflow to one of who lives, and asked twice does
+    so once; that somebody is gone it only learns from its makers' paid console, or from us."""
+    DBOS._recover_pending_workflows(sorted(workers))  # noqa: SLF001 - there is no public name for it
