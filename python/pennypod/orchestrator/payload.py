@@ -75,6 +75,9 @@ class Callback(BaseModel):
     data: Annotated[dict[str, Scalar | None], Field(max_length=16)] = Field(default_factory=dict)
 
 
+_CALLBACK = TypeAdapter(Callback)
+
+
 @dataclass(frozen=True, slots=True)
 class Order:
     """A checked wish to train: what the playbook gets."""
@@ -91,7 +94,7 @@ def parse_wish(body: bytes) -> TrainStart | TrainCancel:
 
 
 def parse_callback(body: bytes) -> Callback:
-    return _parse(TypeAdapter(Callback), body)
+    return _parse(_CALLBACK, body)
 
 
 def _parse(adapter: TypeAdapter[_Model], body: bytes) -> _Model:
