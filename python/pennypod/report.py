@@ -137,12 +137,17 @@ def write_results(ledger: Ledger, run: str, now: float) -> dict[str, Any]:
     folder = Path(ledger.run(run).artifacts_dir)
     folder.mkdir(parents=True, exist_ok=True)
     document = run_document(ledger, run, now)
+    write_json(folder / RECEIPT_FILE, receipts_of(ledger, run, now))
+    write_json(folder / RUN_FILE, document)
+    return document
+
+
+def receipts_of(ledger: Ledger, run: str, now: float) -> dict[str, Any]:
+    """The run's `receipt.json` from the ledger alone, sealed now."""
     attempts = ledger.attempts(run)
     receipts = [attempt.receipt for attempt in attempts if attempt.receipt is not None]
     still_open = [attempt.lease_name for attempt in attempts if not attempt.final]
-    write_json(folder / RECEIPT_FILE, receipt_document(ledger.sealer, run, receipts, still_open, now))
-    write_json(folder / RUN_FILE, document)
-    return document
+    return receipt_document(ledger.sealer, run, receipts, still_open, now)
 
 
 def summary(document: dict[str, Any], *, closing: bool = True, interrupted: bool = False) -> RenderableType:

@@ -90,6 +90,9 @@ def test_the_buttons_cancel_a_waiting_run_and_destroy_a_pod(served: Rehearsal) -
     browser.post(f"{served.url}/runs/{running}/destroy", data={"form_token": token}, timeout=10)
     assert served.wait_for(running)["outcome"] == "cancelled"
     wait_until(lambda: not set(before) & set(served.pods()), 20, "its pod is gone")
+    receipts = {run: requests.get(f"{served.url}/runs/{run}/receipt.json", timeout=10) for run in (running, waiting)}
+    assert [pod["run"] for pod in receipts[running].json()["pods"]] == [running]
+    assert (receipts[waiting].status_code, receipts[waiting].json()["code"]) == (404, "not_found")
 
 
 def test_a_job_with_markup_in_its_reason_stays_text(served: Rehearsal) -> None:

@@ -18,7 +18,7 @@ from pennypod.orchestrator.metrics import Metrics
 from pennypod.orchestrator.problems import ProblemError
 from pennypod.orchestrator.service import Service
 from pennypod.orchestrator.sessions import COOKIE, SESSION_S, Sessions
-from pennypod.orchestrator.views import page, status_document, status_text
+from pennypod.orchestrator.views import page, receipt_text, status_document, status_text
 
 _WEB = Path(__file__).parent / "web"
 _TYPES = {"style.css": "text/css; charset=utf-8", "live.js": "text/javascript; charset=utf-8"}
@@ -54,6 +54,7 @@ class Pages:
             ("/fragment", self.fragment),
             ("/web/{name}", self.web_file),
             ("/runs/{run}", self.run_status),
+            ("/runs/{run}/receipt.json", self.receipt),
             ("/healthz", self.healthz),
             ("/readyz", self.readyz),
             ("/metrics", self.prometheus),
@@ -92,6 +93,12 @@ class Pages:
         if request.headers.get("accept", "").startswith("text/plain"):
             return PlainTextResponse(status_text(document), headers=headers)
         return JSONResponse(document, headers=headers)
+
+    async def receipt(self, run: str, request: Request) -> Response:
+        """The proof that the run's pods are gone, to keep or to check with `pennypod verify`."""
+        self._check_may_read(request)
+        text = await asyncio.to_thread(receipt_text, self._service, run)
+        return Response(text, media_type="application/json", headers=SECURITY_HEADERS)
 
     async def healthz(self) -> Response:
         """The process answers."""

@@ -10,12 +10,14 @@ from typing import Any
 
 from pennypod.errors import InputError
 from pennypod.events import EVENTS_FILE
-from pennypod.ledger import STAGES, AttemptRecord
+from pennypod.ledger import STAGES, AttemptRecord, AttemptState
 from pennypod.model.money import format_usd, micros_to_usd
+from pennypod.orchestrator.problems import ProblemError
 from pennypod.orchestrator.service import Service
 from pennypod.orchestrator.spend import is_billing, month_start, spend
 from pennypod.orchestrator.store import ENDED, RUNNING, WAITING, Request
-from pennypod.report import run_document
+from pennypod.receipts import as_written
+from pennypod.report import receipts_of, run_document
 
 _TAIL_BYTES = 16_384
 _TAIL_LINES = 12
@@ -54,6 +56,16 @@ def status_text(document: Mapping[str, Any]) -> str:
     """The same for a shell: one `name: value` per line, one line per value."""
     names = ("run", "job", "state", "stage", "outcome", "reason")
     return "".join(f"{name}: {' '.join(str(document[name] or '').split())}\n" for name in names)
+
+
+def receipt_text(service: Service, run: str) -> str:
+    """What `GET /runs/RUN/receipt.json` answers, as `pennypod verify` wants it. Raises ProblemError unknown_run."""
+    service.store.request(run)
+    try:
+        service.ledger.run(run)
+    except InputError as exc:
+        raise ProblemError("not_found", f"{run} has rented nothing yet") from exc
+    return as_written(receipts_of(service.ledger, run, service.clock.now()))
 
 
 def page(service: Service) -> dict[str, Any]:
@@ -110,7 +122,13 @@ def _row(service: Service, request: Request, now: float) -> dict[str, Any]:
         "tail": log_tail(service.settings.runs_dir / request.run) if request.state == RUNNING else [],
         "artifacts": [] if document is None else document["artifacts"],
         "still_billing": 0 if document is None else document["pods_still_billing"],
+        "proven_gone": 0 if document is None else _proven_gone(document),
     }
+
+
+def _proven_gone(document: Mapping[str, Any]) -> int:
+    """How many pods have a receipt; an attempt of which no pod came has none."""
+    return sum(attempt["state"] == AttemptState.GONE.value for attempt in document["attempts"])
 
 
 def _stages(document: dict[str, Any] | None) -> list[tuple[str, str]]:

@@ -25,7 +25,7 @@ from pennypod.receipts.content import (
     meter_document,
     total_micros,
 )
-from pennypod.receipts.files import read_document, write_json
+from pennypod.receipts.files import as_written, read_document, write_json
 from pennypod.receipts.sealing import GENESIS, ReceiptError, Sealer, receipt_document, seal_problems
 
 __all__ = [
@@ -43,6 +43,7 @@ __all__ = [
     "KnownPod",
     "ReceiptError",
     "Sealer",
+    "as_written",
     "billed_seconds",
     "check_against_ledger",
     "check_chain",
