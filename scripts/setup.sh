@@ -3,8 +3,8 @@
 # Safe to run again and again: with nothing to do it only compares a stamp. PYTHON=/path/to/python3 picks the interpreter.
 #
 #   setup.sh            what running jobs needs
-#   setup.sh --tests    also what the tests need: an OpenSSH server, PostgreSQL and tmux; no service is started or enabled
-#                       for them
+#   setup.sh --tests    also what the tests need: an OpenSSH server, PostgreSQL, tmux and Chromium; no service is started
+#                       or enabled for them
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -114,6 +114,11 @@ if [ "${1:-}" = --tests ]; then
     have tmux || missing+=(tmux)
     have sshd || missing+=(openssh-server)
     have pg_ctl || compgen -G '/usr/lib/postgresql/*/bin/pg_ctl' >/dev/null || missing+=(postgresql)
+    # Ubuntu has Chromium as a snap only, which a machine without snapd cannot have: its test is skipped there.
+    if ! grep -qsx 'ID="\?ubuntu"\?' /etc/os-release; then
+        have chromium || missing+=(chromium)
+        have chromedriver || missing+=(chromium-driver)
+    fi
 fi
 
 engine_parts=()

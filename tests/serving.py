@@ -97,12 +97,11 @@ class Serving:
             self._process.wait(10)
 
     def close(self) -> None:
-        """At the end of a test: the server, and the guards of what it has left unfinished."""
+        """At the end of a test: the server, and the playbooks and guards of what it has left unfinished."""
         self.kill()
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
-                home = process.environ().get("PENNYPOD_HOME")
-                if home == self._environment["PENNYPOD_HOME"] and "pennypod.guard" in process.cmdline():
+                if process.environ().get("PENNYPOD_HOME") == self._environment["PENNYPOD_HOME"]:
                     process.kill()
 
     def terminate(self) -> int:
