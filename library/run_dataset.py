@@ -11,7 +11,8 @@ short_description: Ship code and data to a run's pod
 description:
   - Makes C(pod_home/code) and C(pod_home/data) on the pod equal to the folders here, files that do not belong included.
   - Streams the code as a compressed tar and the data as an uncompressed one, without a temporary file, and compares
-    the sha256 of every file on arrival. What the pod already has is not sent again, also after a broken line.
+    the sha256 of every file on arrival. Where the line has a delay, a data set of 8 MB or more goes over several
+    connections at once, as many as fill it. What the pod already has is not sent again, also after a broken line.
   - Fails with C(source_changed) when a file vanishes or keeps changing meanwhile, and with C(disk_full) when the pod
     has no room; the data set on the pod is never silently short.
 options:
@@ -118,6 +119,10 @@ reconnects:
   description: How often the line broke.
   returned: success
   type: int
+streams:
+  description: How many connections carried files at once; more than one on a line with a delay.
+  returned: success
+  type: int
 seconds:
   description: How long it took.
   returned: success
@@ -200,8 +205,9 @@ def _ship(module: AnsibleModule, ssh: Ssh, plan: UploadPlan) -> dict[str, Any]:
     rate = done.bytes / max(done.seconds, 1e-3)
     events.emit(
         "dataset",
-        f"{done.files} files, {done.bytes / 1e6:.1f} MB sent in {done.seconds:.1f} s ({rate / 1e6:.1f} MB/s);"
-        f" all {plan.files} verified on the pod"
+        f"{done.files} files, {done.bytes / 1e6:.1f} MB sent in {done.seconds:.1f} s ({rate / 1e6:.1f} MB/s)"
+        + (f" over {done.streams} connections" if done.streams > 1 else "")
+        + f"; all {plan.files} verified on the pod"
         + (f"; the line broke {done.reconnects} times" if done.reconnects else ""),
         bytes=done.bytes,
         total_bytes=plan.bytes,
@@ -215,6 +221,7 @@ def _ship(module: AnsibleModule, ssh: Ssh, plan: UploadPlan) -> dict[str, Any]:
         "removed_files": done.removed_files,
         "resumed_files": done.resumed_files,
         "reconnects": done.reconnects,
+        "streams": done.streams,
         "seconds": done.seconds,
     }
 
@@ -250,6 +257,7 @@ def _predicted(plan: UploadPlan, seen: Preview) -> dict[str, Any]:
         "removed_files": seen.extra_files,
         "resumed_files": 0,
         "reconnects": 0,
+        "streams": 0,
         "seconds": 0.0,
         "paths": list(seen.paths[:SHOWN_PATHS]),
         **_diff(plan, seen),

@@ -21,9 +21,10 @@ SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/l
 
 
 class LoopbackSshd:
-    """`folder` gets its keys and configuration; `tmux_dir` must have a short path (a socket lies in it)."""
+    """`folder` gets its keys and configuration; `tmux_dir` must have a short path (a socket lies in it). `settings` are
+    lines of sshd_config that go before ours, so that they count."""
 
-    def __init__(self, folder: Path, tmux_dir: Path) -> None:
+    def __init__(self, folder: Path, tmux_dir: Path, settings: str = "") -> None:
         assert SSHD, "sshd is not installed: apt-get install openssh-server"
         self.folder = folder
         self.tmux_dir = tmux_dir
@@ -37,7 +38,7 @@ class LoopbackSshd:
         (folder / "authorized_keys").write_text(public + "\n")
         config = folder / "sshd_config"
         config.write_text(
-            f"ListenAddress 127.0.0.1\nPort {self.port}\nHostKey {host_key}\nPidFile none\nUsePAM no\n"
+            f"{settings}ListenAddress 127.0.0.1\nPort {self.port}\nHostKey {host_key}\nPidFile none\nUsePAM no\n"
             f"AuthorizedKeysFile {folder / 'authorized_keys'}\nStrictModes no\nPasswordAuthentication no\n"
             f"PermitRootLogin prohibit-password\nMaxStartups 100\nMaxSessions 100\nSubsystem sftp internal-sftp\n"
             f"KexAlgorithms curve25519-sha256\n"  # half the time of a login; what is tried here is not the cipher

@@ -7,17 +7,18 @@ import sys
 from pathlib import Path
 
 from pennypod.errors import SshError
-from pennypod.ssh import Ssh, SshTarget
+from pennypod.ssh import Ssh, SshTarget, Traffic
 
 
 class FolderSsh(Ssh):
     """`python` stands in for the pod's python3; `before` is shell text that runs first, such as a noisy login shell."""
 
-    def __init__(self, *, python: str = sys.executable, before: str = "") -> None:
+    def __init__(self, *, python: str = sys.executable, before: str = "", round_trip_s: float | None = None) -> None:
         super().__init__(SshTarget("folder", 22, "nobody", Path("/nonexistent"), Path("/nonexistent")))
         self.python = python
         self.before = before
         self.conversations = 0
+        self.delay_s = round_trip_s
 
     def popen(self, remote: str) -> subprocess.Popen[bytes]:
         self.conversations += 1
@@ -29,6 +30,12 @@ class FolderSsh(Ssh):
             stderr=subprocess.PIPE,
             env={"PATH": "/usr/bin:/bin", "LC_ALL": "C"},
         )
+
+    def beside(self, traffic: Traffic) -> FolderSsh:
+        return self
+
+    def round_trip_s(self, timeout_s: float = 3.0) -> float | None:
+        return self.delay_s
 
     def error(self, why: str, **details: object) -> SshError:
         return SshError(f"folder: {why}", **details)

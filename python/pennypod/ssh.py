@@ -10,9 +10,11 @@ import contextlib
 import hashlib
 import os
 import shlex
+import socket
 import stat
 import subprocess
 import tempfile
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -194,6 +196,24 @@ class Ssh:
     def fresh(self) -> Ssh:
         """The same target without the shared connection: every command logs in anew."""
         return Ssh(replace(self.target, control_path=None), self.traffic, self._readmit)
+
+    def beside(self, traffic: Traffic) -> Ssh:
+        """Like `fresh`, for another thread: it counts in `traffic`, and a key that is refused is not let in again."""
+        return Ssh(replace(self.target, control_path=None), traffic)
+
+    def round_trip_s(self, timeout_s: float = 3.0) -> float | None:
+        """How long a packet takes there and back, at most; None when that cannot be told (a host behind a jump host).
+
+        From the start of a connection to the server's greeting it is two round trips. The first alone will not do: the
+        port of a container is often answered by a proxy next to us.
+        """
+        started = time.monotonic()
+        try:
+            with socket.create_connection((self.target.host, self.target.port), timeout=timeout_s) as probe:
+                greeting = probe.recv(4)
+        except OSError:
+            return None
+        return (time.monotonic() - started) / 2 if greeting == b"SSH-" else None
 
     def close(self) -> None:
         """End the shared connection, if there is one. Never raises."""

@@ -12,12 +12,13 @@ from loopback_sshd import LoopbackSshd
 
 
 @pytest.fixture
-def sshd(tmp_path: Path) -> Iterator[LoopbackSshd]:
-    """A server of the test's own, so that a test may cut its connections or end its tmux without touching another."""
+def sshd(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[LoopbackSshd]:
+    """A server of the test's own, so that a test may cut its connections or end its tmux without touching another. A
+    parameter is lines of sshd_config that go before the usual ones."""
     folder = tmp_path / "sshd"
     folder.mkdir(mode=0o700)
     tmux_dir = Path(tempfile.mkdtemp(prefix="pp-"))  # a socket's path must be short
-    server = LoopbackSshd(folder, tmux_dir)
+    server = LoopbackSshd(folder, tmux_dir, getattr(request, "param", ""))
     try:
         yield server
     finally:

@@ -24,6 +24,7 @@ from pennypod.ssh import Ssh, control_path, trust_host_keys
 from pennypod.transfer import Progress, fetch, plan_upload, upload
 from pennypod.transfer.session import Meter
 from pod_folder import contents
+from small_disk import mounted
 from tcp_proxy import CuttingProxy
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -55,15 +56,8 @@ def small_images(root: Path, count: int, *, size: int = 8_000) -> Path:
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 8 MB."""
-    path = tmp_path / "small disk"
-    path.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "pennypod-test", path], capture_output=True)
-    if mounted.returncode != 0:
-        pytest.skip(f"cannot mount a small file system here: {mounted.stderr.decode().strip()}")
-    try:
+    with mounted(tmp_path / "small disk", megabytes=8) as path:
         yield path
-    finally:
-        subprocess.run(["umount", path], check=True)
 
 
 @pytest.fixture

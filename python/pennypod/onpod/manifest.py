@@ -4,6 +4,7 @@
     manifest.py hash FILE...   prints size and sha256 of each file
     manifest.py list ROOT      a JSON list of glob patterns on stdin; prints the matching files
     manifest.py receive        makes the trees under a folder equal to a manifest, from tar streams on stdin
+    manifest.py share          unpacks a share of what a `receive` under the same folder is to get, from a tar stream
     manifest.py send           streams files to stdout, from an offset each
 
 A manifest is ``{"files": [[path, size, sha256], ...]}``; a null size or sha256 is not compared. Every answer is one
@@ -15,11 +16,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import fnmatch
 import glob
 import hashlib
 import json
 import os
+import signal
 import stat
 import sys
 import time
@@ -27,7 +30,7 @@ import zlib
 
 TYPE_CHECKING = False  # importing typing would make every start slower
 if TYPE_CHECKING:
-    from typing import Any, BinaryIO, Dict, Iterator, List, Optional, Set, Tuple
+    from typing import Any, BinaryIO, Callable, Dict, Iterator, List, Optional, Set, Tuple
 
     # relative path -> (kind, size, executable); kind is "file", "dir" or "other"
     Tree = Dict[bytes, Tuple[str, int, bool]]
@@ -38,6 +41,8 @@ BLOCK = 512
 NAMED = 20  # how many names an answer spells out where a count would do
 TICK_S = 1.0
 BEGUN_BYTES = 4 << 20  # a file that broke off is worth going on with from this size
+SETTLE_S = 10.0  # how long the shares of an upload whose line broke may take to notice
+SILENCE_S = 60  # a share that gets no byte for this long has lost its line, and ends so that nobody waits for it
 
 
 class RefusedError(Exception):
@@ -175,9 +180,13 @@ class Source:
     def __init__(self, file: Any) -> None:
         self.file = file
         self.buffer = memoryview(b"")
+        self.patience_s = 0  # end the process after a silence of so long; 0 is for ever
 
     def more(self) -> bytes:
-        return self.file.read1(CHUNK)  # type: ignore[no-any-return]
+        signal.alarm(self.patience_s)
+        data: bytes = self.file.read1(CHUNK)
+        signal.alarm(0)
+        return data
 
     def some(self, limit: int) -> memoryview:
         """Between one and `limit` bytes."""
@@ -293,7 +302,7 @@ class Part:
         self.compressed: bool = request["compressed"]
         self.index = {path: number for number, (path, _, _) in enumerate(self.files)}
         self.extra: List[bytes] = []
-        self.order: List[int] = []  # numbers of the files that come, in the order they come in
+        self.order: List[int] = []  # numbers of the files that come, here or in shares
         self.hashed: Dict[int, str] = {}
         self.found: Tree = {}
         self.begun: Dict[int, Any] = {}  # digests of the files that are here in part, by number
@@ -338,12 +347,13 @@ class Part:
                 extra.add(path)
         return sorted(extra)
 
-    def unfit(self, sent: List[Optional[str]]) -> Set[int]:
-        """Numbers of the files that did not arrive as `sent` (hashes in the order sent) or are not there."""
+    def unfit(self, sent: List[List[Any]]) -> Set[int]:
+        """Numbers of the files that did not arrive here as `sent` ([number, hash] each) or are not there; shares answer
+        for the hashes of what they got."""
         tree = walk(self.root, sizes=False)
         bad = {number for number, (path, _, _) in enumerate(self.files) if tree.get(path, ("none",))[0] != "file"}
-        for place, number in enumerate(self.order):
-            if sent[place] is None or self.hashed.get(number) != sent[place]:
+        for number, sha256 in sent:
+            if sha256 is None or self.hashed.get(number) != sha256:
                 bad.add(number)
         return bad
 
@@ -369,29 +379,38 @@ class Part:
     def receive(self, source: Source) -> None:
         """Unpack one tar stream, hashing what is written."""
         stream = Unzipped(source) if self.compressed else source
-        for name, size, mode, mtime, goes_on in tar_members(stream):
-            number = self.index[name]
-            path = os.path.join(self.root, name)
-            digest = self.begun[number] if goes_on else hashlib.sha256()
-            how = os.O_APPEND | os.O_NOFOLLOW if goes_on else os.O_CREAT | os.O_EXCL
-            handle = os.open(path, os.O_WRONLY | os.O_CLOEXEC | how, mode)
-            try:
-                left = size
-                while left:
-                    part = stream.some(left)
-                    left -= len(part)
-                    digest.update(part)
-                    while part:
-                        part = part[os.write(handle, part) :]
-                os.utime(handle, (mtime, mtime))
-            except OSError:
-                os.unlink(path)  # a full disk: give back what the half file took
-                raise
-            finally:
-                os.close(handle)
-            self.hashed[number] = digest.hexdigest()
+        for name, sha256 in unpack(self.root, stream, lambda name: self.begun[self.index[name]]):
+            self.hashed[self.index[name]] = sha256
         if isinstance(stream, Unzipped):
             stream.finish()
+
+
+def unpack(root: bytes, stream: Source, begun: Callable[[bytes], Any]) -> Iterator[Tuple[bytes, str]]:
+    """Write the members of a tar stream; (name, sha256) of each once it is whole. `begun` gives the digest of what is
+    here of a member that goes on."""
+    for name, size, mode, mtime, goes_on in tar_members(stream):
+        path = os.path.join(root, name)
+        digest = begun(name) if goes_on else hashlib.sha256()
+        how = os.O_APPEND | os.O_NOFOLLOW if goes_on else os.O_CREAT | os.O_EXCL
+        try:
+            handle = os.open(path, os.O_WRONLY | os.O_CLOEXEC | how, mode)
+        except FileExistsError as exc:
+            raise RefusedError("raced", "another upload writes there", path=to_text(path)) from exc
+        try:
+            left = size
+            while left:
+                part = stream.some(left)
+                left -= len(part)
+                digest.update(part)
+                while part:
+                    part = part[os.write(handle, part) :]
+            os.utime(handle, (mtime, mtime))
+        except OSError:
+            os.unlink(path)  # a full disk: give back what the half file took
+            raise
+        finally:
+            os.close(handle)
+        yield name, digest.hexdigest()
 
 
 def free_space(path: bytes) -> Tuple[int, Optional[int]]:
@@ -409,22 +428,70 @@ def receive(source: Source) -> None:
     parts = [Part(home, part) for part in request["parts"]]
     os.umask(0o022)
     say({"mark": MARK})
+    lock = None if request["dry_run"] else _settled(home)
     tick = Ticker()
     surveys = [part.survey(tick) for part in parts]
-    say({"parts": surveys, "free": free_space(home)[0]})
+    say({"parts": surveys, "free": free_space(home)[0], "locked": lock is not None})
     if request["dry_run"]:
         return
     order = json.loads(source.line())
+    with _told_when_full(home, order["bytes"]):
+        _take(home, parts, order, source, lock)
+
+
+def share(source: Source) -> None:
+    """Take what the other end sends here, hashing it; `receive` looks that nothing is missing in the end."""
+    os.umask(0o022)
+    say({"mark": MARK})
+    order = json.loads(source.line())
+    home, root = to_bytes(order["home"]), os.path.join(to_bytes(order["home"]), to_bytes(order["name"]))
+    handle = os.open(home, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    fcntl.flock(handle, fcntl.LOCK_SH)  # waits until `receive` has made room; held until this process ends
+    source.patience_s = SILENCE_S
+    with _told_when_full(home, order["bytes"]):
+        hashed = [sha256 for _, sha256 in unpack(root, source, lambda name: digest_of(os.path.join(root, name)))]
+    sent = json.loads(source.line())["sha256"]
+    if len(sent) != len(hashed):
+        raise RefusedError("protocol", "%d files came, %d were announced" % (len(hashed), len(sent)))
+    say({"bad": [place for place, sha256 in enumerate(sent) if sha256 is None or sha256 != hashed[place]]})
+
+
+@contextlib.contextmanager
+def _told_when_full(home: bytes, needed: int) -> Iterator[None]:
     try:
-        _take(home, parts, order, source)
+        yield
     except OSError as exc:
         if exc.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        free = free_space(home)[0]
-        raise RefusedError("disk_full", "no space left", free=free, needed=order["bytes"]) from exc
+        raise RefusedError("disk_full", "no space left", free=free_space(home)[0], needed=needed) from exc
 
 
-def _take(home: bytes, parts: List[Part], order: Dict[str, Any], source: Source) -> None:
+def _settled(home: bytes) -> Optional[int]:
+    """A lock that keeps shares waiting, got when those of an upload that broke off are gone. None where the file system
+    has no locks: then there can be no shares."""
+    os.makedirs(home, exist_ok=True)
+    handle = os.open(home, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    give_up_at = time.monotonic() + SETTLE_S
+    try:
+        while not _locked(handle):
+            if time.monotonic() > give_up_at:
+                raise RefusedError("raced", "another upload writes there", path=to_text(home))
+            time.sleep(0.02)
+    except OSError:
+        os.close(handle)
+        return None
+    return handle
+
+
+def _locked(handle: int) -> bool:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _take(home: bytes, parts: List[Part], order: Dict[str, Any], source: Source, lock: Optional[int]) -> None:
     removed = 0
     for place, part in enumerate(parts):
         part.order = order["send"][place]
@@ -438,6 +505,8 @@ def _take(home: bytes, parts: List[Part], order: Dict[str, Any], source: Source)
         raise RefusedError(
             "disk_full", "not enough inodes", free=free, needed=order["bytes"], inodes=inodes, files=count
         )
+    if lock is not None:
+        os.close(lock)  # shares may begin
     for part in parts:
         if part.order:
             part.receive(source)
@@ -506,6 +575,8 @@ def main(args: List[str]) -> int:
     try:
         if command == "receive":
             receive(source)
+        elif command == "share":
+            share(source)
         elif command == "send":
             send(source)
         else:

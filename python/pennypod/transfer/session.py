@@ -45,7 +45,7 @@ class LineBrokenError(Exception):
 
 
 class Meter:
-    """Counts and calls back at most four times a second."""
+    """Counts, from any thread, and calls back at most four times a second, in the thread that made it only."""
 
     interval_s = 0.25
 
@@ -56,6 +56,8 @@ class Meter:
         self.moved = 0
         self._started = time.monotonic()
         self._next = 0.0
+        self._lock = threading.Lock()
+        self._owner = threading.get_ident()
 
     def start_from(self, bytes_done: int, files_done: int) -> None:
         """What is known to be there already."""
@@ -63,9 +65,18 @@ class Meter:
         self.show()
 
     def add(self, count: int) -> None:
-        self.bytes_done += count
-        self.moved += count
-        if time.monotonic() >= self._next:
+        with self._lock:
+            self.bytes_done += count
+            self.moved += count
+        self.tick()
+
+    def add_file(self) -> None:
+        with self._lock:
+            self.files_done += 1
+
+    def tick(self) -> None:
+        """Call back if it is time."""
+        if threading.get_ident() == self._owner and time.monotonic() >= self._next:
             self.show()
 
     @property
@@ -114,6 +125,14 @@ class Session:
                 self._process.kill()  # the reader or writer then meets the end of its pipe
                 return
 
+    def touch(self) -> None:
+        """Nothing is due from the other end now: a silence so far means nothing."""
+        self._moved_at = time.monotonic()
+
+    def stop(self) -> None:
+        """End ssh, from any thread: whoever reads or writes meets a broken line."""
+        self._process.kill()
+
     def write(self, *parts: bytes | memoryview) -> None:
         """Send bytes. When the pod has hung up, raises what it said before, or LineBrokenError."""
         try:
@@ -131,10 +150,12 @@ class Session:
     def tell(self, message: dict[str, Any]) -> None:
         self.write(json.dumps(message).encode("ascii") + b"\n")
 
-    def begin(self, request: dict[str, Any]) -> None:
-        """Send the program and its request; skip whatever a login shell prints before the program's first own line."""
+    def begin(self, request: dict[str, Any] | None) -> None:
+        """Send the program and its request, if there is one yet; skip whatever a login shell prints before the
+        program's first own line."""
         self.write(self._source)
-        self.tell(request)
+        if request is not None:
+            self.tell(request)
         noise = 0
         while noise < MAX_NOISE_BYTES:
             line = self._line()
@@ -193,6 +214,8 @@ class Session:
 
     def _reported(self, answer: dict[str, Any]) -> TransferError:
         code, message = answer.pop("error"), answer.pop("message")
+        if code == "raced":  # what an earlier conversation left under way is gone in a moment
+            raise LineBrokenError(f"{message} ({answer.get('path')})")
         if code == "disk_full":
             free, needed = int(answer["free"]), int(answer["needed"])
             return DiskFullError(

@@ -1,32 +1,39 @@
-"""Trees to a pod: two tar streams over one SSH session, verified by hash, until the pod has exactly the plan.
+"""Trees to a pod: tar streams over SSH, verified by hash, until the pod has exactly the plan.
 
 One attempt is one conversation: the pod says what it has already (by hash), gets what is missing (code gzipped, data as
-it is), then the hashes of what was sent, and answers what did not arrive whole. A broken line starts another attempt,
-which sends only what the pod cannot show. After an attempt the source is looked at once more: what changed goes again.
+it is), then the hashes of what was sent, and answers what did not arrive whole. On a long line further connections take
+shares of the data (`shares`). A broken line starts another attempt, which sends only what the pod cannot show. After an
+attempt the source is looked at once more: what changed goes again.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-import stat
-import time
-import zlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pennypod.clock import Clock, SystemClock
 from pennypod.errors import InputError, SourceChangedError, TransferError
-from pennypod.transfer import tar
+from pennypod.transfer.outgoing import (
+    Begun,
+    Outgoing,
+    Tally,
+    digest_of_beginning,
+    is_as_planned,
+    stream_out,
+    unreadable,
+    vanished,
+)
 from pennypod.transfer.plan import Part, SourceFile, UploadPlan, shown
 from pennypod.transfer.session import STALL_S, LineBrokenError, Meter, Progress, Session, lost
+from pennypod.transfer.shares import MAX_STREAMS, Shares
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pennypod.ssh import Ssh
 
-CHUNK = 1 << 18
 MAX_STRIKES = 5  # broken lines in a row without anything more on the pod
 MAX_ROUNDS = 4  # looks at a source that keeps changing, or a pod whose disk returns other bytes than it got
 FS_BLOCK = 4096
@@ -35,7 +42,8 @@ FS_BLOCK = 4096
 @dataclass(frozen=True, slots=True)
 class UploadResult:
     """`bytes` and `files` went over the line in this call, repeats included. `unchanged_files` were on the pod before
-    it, `resumed_files` are those that a broken line did not cost again, `removed_files` did not belong to the plan."""
+    it, `resumed_files` are those that a broken line did not cost again, `removed_files` did not belong to the plan,
+    `streams` is the number of connections that carried files at once."""
 
     bytes: int
     files: int
@@ -45,6 +53,7 @@ class UploadResult:
     removed_files: int = 0
     reconnects: int = 0
     made_directories: int = 0
+    streams: int = 1
 
     @property
     def changed(self) -> bool:
@@ -64,20 +73,18 @@ class Preview:
     paths: tuple[str, ...] = ()
 
 
-_Begun = tuple[int, "hashlib._Hash"]  # noqa: SLF001 - the name typeshed has for a digest
-
-
 @dataclass(slots=True)
 class _Survey:
     """What the pod has: for each part the numbers of the files that are there and verified, and those whose beginning
     is, with its length and its digest to go on with."""
 
     have: list[set[int]]
-    begun: list[dict[int, _Begun]]
+    begun: list[dict[int, Begun]]
     verified: tuple[int, int]  # bytes, whole files
     extra: int
     missing_dirs: int
     free: int
+    locked: bool  # the pod keeps shares waiting until it is ready for them, so there may be some
 
 
 @dataclass(slots=True)
@@ -106,11 +113,11 @@ class _Hashes:
             try:
                 with open(part.source(file), "rb") as opened:  # noqa: PTH123
                     digest = hashlib.file_digest(opened, "sha256").hexdigest()
-                    known = digest if _is_as_planned(os.fstat(opened.fileno()), file) else None
+                    known = digest if is_as_planned(os.fstat(opened.fileno()), file) else None
             except FileNotFoundError:
                 return None
             except OSError as exc:
-                raise _unreadable(part, file, exc) from exc
+                raise unreadable(part, file, exc) from exc
         if known is not None:
             self.keep(part, file, known)
         return known
@@ -174,6 +181,8 @@ class _Upload:
         self.meter = Meter(on_progress, plan.bytes, plan.files)
         self.hashes = _Hashes()
         self.sent_files = self.sent_bytes = 0
+        self.streams = 1
+        self.most_streams = MAX_STREAMS
 
     def run(self) -> UploadResult:
         rounds = strikes = reconnects = removed = resumed = 0
@@ -219,6 +228,7 @@ class _Upload:
             removed_files=removed,
             reconnects=reconnects,
             made_directories=first.missing_dirs,
+            streams=self.streams,
         )
 
     def _look_again(self) -> UploadPlan:
@@ -236,7 +246,7 @@ class _Upload:
             there = {file.path for file in after.files}
             for file in before.files:
                 if file.path not in there:
-                    raise _vanished(before, file)
+                    raise vanished(before, file)
         moved = now != self.plan
         if moved:
             attempt.changed += _differences(self.plan, now)
@@ -260,166 +270,66 @@ class _Upload:
 
     def _attempt(self, attempt: _Attempt) -> None:
         parts = self.plan.parts
-        with Session(self.ssh, "receive", stall_s=self.stall_s) as session:
+        data_bytes = sum(part.bytes for part in parts if not part.compressed)
+        with (
+            Session(self.ssh, "receive", stall_s=self.stall_s) as session,
+            Shares(self.ssh, self.meter, data_bytes, most=self.most_streams, stall_s=self.stall_s) as shares,
+        ):
             survey = attempt.survey = _survey(session, self.plan, self.pod_home, self.hashes, dry_run=False)
             todo = [
-                [number for number in range(len(part.files)) if number not in have]
-                for part, have in zip(parts, survey.have, strict=True)
+                Outgoing(part, [number for number in range(len(part.files)) if number not in have], begun)
+                for part, have, begun in zip(parts, survey.have, survey.begun, strict=True)
             ]
-            work = list(zip(parts, todo, survey.begun, strict=True))
-            sizes = [
-                part.files[number].size - begun.get(number, (0,))[0]
-                for part, numbers, begun in work
-                for number in numbers
-            ]
+            sizes = [one.size(number) for one in todo for number in one.numbers]
             self.meter.start_from(self.plan.bytes - sum(sizes), self.plan.files - len(sizes))
             # What the files will take on disk, so that a pod without room refuses before the first byte.
             room = sum(-(-size // FS_BLOCK) * FS_BLOCK for size in sizes)
-            session.tell({"send": todo, "go_on": [list(begun) for begun in survey.begun], "bytes": room})
-            sent = [self._send(session, part, numbers, begun, attempt) for part, numbers, begun in work]
+            go_on = [list(begun) for begun in survey.begun]
+            session.tell({"send": [one.numbers for one in todo], "go_on": go_on, "bytes": room})
+            if survey.locked:
+                for one in todo:
+                    if not one.part.compressed:
+                        shares.begin(one, self.pod_home, room)
+            sent = [self._send(session, one, shares, attempt) for one in todo]
             session.tell({"sha256": sent})
             attempt.now = self._look_again()  # while the pod looks at what it has
             answer = session.message()
         attempt.removed = int(answer["removed"])
-        attempt.bad = [
-            f"{parts[place].name}/{shown(parts[place].files[number].path)}" for place, number in answer["bad"]
-        ]
+        attempt.bad += [todo[place].name(number) for place, number in answer["bad"]]
         attempt.bad = [name for name in attempt.bad if name not in attempt.changed]
 
     def _send(
-        self, session: Session, part: Part, numbers: list[int], begun: dict[int, _Begun], attempt: _Attempt
-    ) -> list[str | None]:
-        """Send one part as a tar stream; the hashes in the order of `numbers`, None for what must go again."""
-        if not numbers:
+        self, session: Session, todo: Outgoing, shares: Shares, attempt: _Attempt
+    ) -> list[tuple[int, str | None]]:
+        """Send one part as tar streams; number and hash of each file that went over the conversation itself."""
+        if not todo.numbers:
             return []
-        out = _Out(session, self.meter, compressed=part.compressed)
-        hashes: list[str | None] = []
-        for number in numbers:
-            file = part.files[number]
-            offset, digest = begun.get(number) or (0, hashlib.sha256())
-            sha256 = _send_file(out, part, file, offset, digest)
-            hashes.append(sha256)
-            if sha256 is None:
-                attempt.changed.append(f"{part.name}/{shown(file.path)}")
-            else:
-                self.hashes.keep(part, file, sha256)
-                self.sent_files += 1
-                self.sent_bytes += file.size - offset
-            self.meter.files_done += 1
-        out.put(tar.END)
-        out.finish()
-        return hashes
-
-
-class _Out:
-    """Gathers small pieces into large writes, gzipped if so wished."""
-
-    def __init__(self, session: Session, meter: Meter, *, compressed: bool) -> None:
-        self._session, self._meter = session, meter
-        self._zip = zlib.compressobj(6, wbits=31) if compressed else None
-        self._pieces: list[bytes | memoryview] = []
-        self._size = 0
-
-    def put(self, piece: bytes | memoryview, counted: int = 0) -> None:
-        """Take in a piece, of which `counted` bytes are content. A memoryview must not change before `flush`."""
-        self._pieces.append(piece)
-        self._size += len(piece)
-        if counted:
-            self._meter.add(counted)
-        if self._size >= CHUNK:
-            self.flush()
-
-    def flush(self) -> None:
-        data = b"".join(self._pieces)
-        self._pieces.clear()
-        self._size = 0
-        if self._zip is not None:
-            data = self._zip.compress(data)
-        if data:
-            self._session.write(data)
-
-    def finish(self) -> None:
-        self.flush()
-        if self._zip is not None:
-            self._session.write(self._zip.flush())
-
-
-def _send_file(out: _Out, part: Part, file: SourceFile, offset: int, digest: hashlib._Hash) -> str | None:
-    """Put one file, or what comes after `offset`, into the stream. `digest` is of what comes before.
-
-    Returns the hash of the whole file, or None when it was not the same from the plan to the last byte.
-    """
-    name, mode, mtime = os.fsencode(file.path), 0o755 if file.executable else 0o644, file.mtime_ns // 1_000_000_000
-    if offset:
-        head = tar.header_of_rest(name, file.size - offset, mode, mtime, offset)
-    else:
-        head = tar.header(name, file.size, mode, mtime)
-    if file.content is not None:
-        out.put(head)
-        out.put(file.content, file.size)
-        out.put(tar.padding(file.size))
-        return hashlib.sha256(file.content).hexdigest()
-    handle = _open(part, file)
-    try:
-        if not _is_as_planned(os.fstat(handle), file):
-            return None
-        out.put(head)
-        if offset:
-            os.lseek(handle, offset, os.SEEK_SET)
-        left = file.size - offset
-        while left:
-            data = os.read(handle, min(CHUNK, left))
-            if not data:
-                break
-            digest.update(data)
-            left -= len(data)
-            out.put(data, len(data))
-        for start in range(0, left, CHUNK):  # it shrank: the stream must keep to the size in the header
-            out.put(bytes(min(CHUNK, left - start)))
-        out.put(tar.padding(file.size - offset))
-        return digest.hexdigest() if not left and _is_as_planned(os.fstat(handle), file) else None
-    except OSError as exc:
-        raise _unreadable(part, file, exc) from exc
-    finally:
-        os.close(handle)
-
-
-def _digest_of_beginning(part: Part, file: SourceFile, length: int) -> hashlib._Hash | None:
-    """The digest of the first `length` bytes, or None when the file is not as planned any more."""
-    if file.content is not None:
-        return None  # contents made here are small: they go whole
-    digest = hashlib.sha256()
-    handle = _open(part, file)
-    try:
-        while length and (data := os.read(handle, min(CHUNK, length))):
-            digest.update(data)
-            length -= len(data)
-        return digest if not length and _is_as_planned(os.fstat(handle), file) else None
-    except OSError as exc:
-        raise _unreadable(part, file, exc) from exc
-    finally:
-        os.close(handle)
-
-
-def _open(part: Part, file: SourceFile) -> int:
-    for patience_s in (0.05, 0.2, None):  # a program that replaces a file may leave a gap of an instant
+        tally = Tally()
         try:
-            return os.open(part.source(file), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        except (FileNotFoundError, NotADirectoryError) as exc:
-            if patience_s is None:
-                raise _vanished(part, file) from exc
-            time.sleep(patience_s)
-        except OSError as exc:
-            raise _unreadable(part, file, exc) from exc
-    raise AssertionError("unreachable")
+            stream_out(session, todo, self.meter, tally, shares.check)
+            if shares.shared is todo:
+                shares.finish(session.touch)
+                attempt.bad += [todo.name(number) for number in shares.bad]
+        except LineBrokenError:
+            self.most_streams = max(1, self.most_streams // 2)
+            raise
+        finally:
+            tallies = [tally, *(shares.tallies if shares.shared is todo else ())]
+            self.streams = max(self.streams, len(tallies))
+            for one in tallies:
+                self._count(todo, one, attempt)
+        if {number for one in tallies for number, _ in one.sent} != {*todo.numbers}:
+            raise LineBrokenError("a share of the files was taken and not sent")
+        return tally.sent
 
-
-def _is_as_planned(info: os.stat_result, file: SourceFile) -> bool:
-    return stat.S_ISREG(info.st_mode) and (info.st_size, info.st_mtime_ns, info.st_ino) == (
-        file.size,
-        file.mtime_ns,
-        file.inode,
-    )
+    def _count(self, todo: Outgoing, tally: Tally, attempt: _Attempt) -> None:
+        for number, sha256 in tally.sent:
+            if sha256 is None:
+                attempt.changed.append(todo.name(number))
+            else:
+                self.hashes.keep(todo.part, todo.part.files[number], sha256)
+                self.sent_files += 1
+        self.sent_bytes += tally.bytes
 
 
 def _survey(session: Session, plan: UploadPlan, pod_home: str, hashes: _Hashes, *, dry_run: bool) -> _Survey:
@@ -441,12 +351,12 @@ def _survey(session: Session, plan: UploadPlan, pod_home: str, hashes: _Hashes, 
     session.begin(request)
     answer = session.message()
     have: list[set[int]] = []
-    begun: list[dict[int, _Begun]] = []
+    begun: list[dict[int, Begun]] = []
     for part, found in zip(plan.parts, answer["parts"], strict=True):
         have.append({number for number, sha256 in found["have"] if hashes.of(part, part.files[number]) == sha256})
         begun.append({})
         for number, length, sha256 in found["begun"]:
-            digest = _digest_of_beginning(part, part.files[number], length)
+            digest = digest_of_beginning(part, part.files[number], length)
             if digest is not None and digest.hexdigest() == sha256:
                 begun[-1][number] = (length, digest)
     return _Survey(
@@ -460,6 +370,7 @@ def _survey(session: Session, plan: UploadPlan, pod_home: str, hashes: _Hashes, 
         extra=sum(found["extra_count"] for found in answer["parts"]),
         missing_dirs=sum(found["missing_dirs"] for found in answer["parts"]),
         free=int(answer["free"]),
+        locked=bool(answer["locked"]),
     )
 
 
@@ -474,13 +385,3 @@ def _differences(before: UploadPlan, after: UploadPlan) -> list[str]:
 
 def _wire(path: str) -> str:
     return os.fsencode(path).decode("utf-8", "surrogateescape")
-
-
-def _vanished(part: Part, file: SourceFile) -> SourceChangedError:
-    path = shown(part.source(file))
-    return SourceChangedError(f"{path} vanished while the {part.name} was sent: nothing may use it now", path=path)
-
-
-def _unreadable(part: Part, file: SourceFile, exc: OSError) -> InputError:
-    path = shown(part.source(file))
-    return InputError(f"cannot read {path}: {exc.strerror}", path=path)

@@ -1,0 +1,114 @@
+"""Uploads over an emulated long line: several streams beat one, and whatever is cut or refused, every file arrives."""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from link import Link
+from loopback_sshd import LoopbackSshd
+from pennypod.clock import SystemClock
+from pennypod.errors import DiskFullError
+from pennypod.ssh import Ssh, trust_host_keys
+from pennypod.transfer import Progress, UploadResult, plan_upload, upload
+from pennypod.transfer.session import Meter
+from pod_folder import contents
+from small_disk import mounted
+
+RTT_S = 0.1
+WINDOW = 192 << 10  # small, so that a few megabytes take as long on one stream as many do with the usual one
+STREAMS = sys.modules["pennypod.transfer.upload"]
+
+
+class NoWait(SystemClock):
+    def sleep(self, seconds: float) -> None:
+        pass
+
+
+@pytest.fixture
+def link(sshd: LoopbackSshd) -> Iterator[Link]:
+    with Link(sshd.port, rtt_s=RTT_S, bits_per_s=1e9, window=WINDOW) as link:
+        yield link
+
+
+def over(link: Link, sshd: LoopbackSshd) -> Ssh:
+    trust_host_keys(sshd.known_hosts, "127.0.0.1", link.port, [(sshd.folder / "host_key.pub").read_text()])
+    return sshd.ssh(port=link.port)
+
+
+def images(root: Path, total: int) -> Path:
+    source = random.Random(9)
+    root.mkdir()
+    for number in range(total // 25_000 + 1):
+        (root / f"img_{number:05}.jpg").write_bytes(source.randbytes(25_000))
+    return root
+
+
+def test_on_a_long_line_several_streams_take_less_time_than_one(
+    sshd: LoopbackSshd, link: Link, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = images(tmp_path / "data", 10_000_000)
+    plan = plan_upload(None, data)
+
+    def timed(pod: str) -> tuple[UploadResult, float]:
+        started = time.monotonic()
+        return upload(over(link, sshd), plan, str(tmp_path / pod)), time.monotonic() - started
+
+    shared, several_s = timed("several")
+    monkeypatch.setattr(STREAMS, "MAX_STREAMS", 1)
+    alone, one_s = timed("one")
+    assert contents(tmp_path / "several/data") == contents(tmp_path / "one/data") == contents(data)
+    assert (shared.files, shared.bytes, alone.streams) == (alone.files, alone.bytes, 1)
+    assert shared.streams > 2
+    assert several_s < 0.8 * one_s, f"{shared.streams} streams {several_s:.1f} s, one {one_s:.1f} s"
+
+
+def test_a_line_that_is_cut_costs_none_of_what_the_shares_delivered(
+    sshd: LoopbackSshd, link: Link, tmp_path: Path
+) -> None:
+    data = images(tmp_path / "data", 16_000_000)
+    plan = plan_upload(None, data)
+    cuts = [link.cut]
+
+    def cut(_progress: Progress) -> None:
+        if cuts and link.carried["up"] > 8_000_000:
+            cuts.pop()()
+
+    done = upload(over(link, sshd), plan, str(tmp_path / "pod"), on_progress=cut, clock=NoWait())
+    assert contents(tmp_path / "pod/data") == contents(data)
+    assert (done.reconnects, cuts) == (1, [])
+    assert done.resumed_files > 150
+    assert link.carried["up"] < plan.bytes + 4_000_000
+
+
+@pytest.mark.parametrize("sshd", ["MaxStartups 2\n"], indirect=True)
+def test_a_server_that_turns_logins_down_gets_everything_over_fewer_streams(
+    sshd: LoopbackSshd, link: Link, tmp_path: Path
+) -> None:
+    data = images(tmp_path / "data", 9_000_000)
+    done = upload(over(link, sshd), plan_upload(None, data), str(tmp_path / "pod"))
+    assert contents(tmp_path / "pod/data") == contents(data)
+    assert done.streams < 8
+
+
+def test_a_pod_whose_disk_fills_up_under_the_shares_says_so(
+    sshd: LoopbackSshd, link: Link, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Meter, "interval_s", 0.0)
+    data = images(tmp_path / "data", 12_000_000)
+    with mounted(tmp_path / "small disk", megabytes=16) as disk:
+
+        def fill(_progress: Progress) -> None:
+            other = disk / "other"
+            if link.carried["up"] > 4_000_000 and not other.exists():
+                other.write_bytes(bytes(6_000_000))
+
+        with pytest.raises(DiskFullError, match="the pod's disk is too small"):
+            upload(over(link, sshd), plan_upload(None, data), str(disk / "pod"), on_progress=fill, clock=NoWait())
+        (disk / "other").unlink()
+        upload(over(link, sshd), plan_upload(None, data), str(disk / "pod"))
+        assert contents(disk / "pod/data") == contents(data)
