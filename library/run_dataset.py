@@ -11,7 +11,7 @@ short_description: Ship code and data to a run's pod
 description:
   - Makes C(pod_home/code) and C(pod_home/data) on the pod equal to the folders here, files that do not belong included.
   - Streams the code as a compressed tar and the data as an uncompressed one, without a temporary file, and compares
-    the sha256 of every file on arrival. Where the line has a delay, a data set of 8 MB or more goes over several
+    the sha256 of every file on arrival. Where the line has a delay, a data set of 10 MB or more goes over several
     connections at once, as many as fill it. What the pod already has is not sent again, also after a broken line.
   - Fails with C(source_changed) when a file vanishes or keeps changing meanwhile, and with C(disk_full) when the pod
     has no room; the data set on the pod is never silently short.

@@ -32,6 +32,7 @@ KEY_NAME = "id_ed25519"
 SSH_FAILED = 255
 _REFUSED = "Permission denied"  # and, in brackets, the ways to log in that are left
 CONTROL_PERSIST_S = 60
+NO_DELAY_S = 0.005
 # A socket's path holds 104 bytes on the tightest systems, and ssh appends 17 while it makes the socket.
 MAX_CONTROL_PATH = 104 - 17 - 1
 
@@ -204,16 +205,23 @@ class Ssh:
     def round_trip_s(self, timeout_s: float = 3.0) -> float | None:
         """How long a packet takes there and back, at most; None when that cannot be told (a host behind a jump host).
 
-        From the start of a connection to the server's greeting it is two round trips. The first alone will not do: the
-        port of a container is often answered by a proxy next to us.
+        Measured from our greeting to the server's first key exchange message, which is its answer (RFC 4253, 7).
+        `connect` will not do, since the port of a container is often answered by a proxy next to us, nor the server's
+        own greeting, since it starts a process first; but where that is there at once, there is no delay.
         """
         started = time.monotonic()
         try:
             with socket.create_connection((self.target.host, self.target.port), timeout=timeout_s) as probe:
-                greeting = probe.recv(4)
+                greeting = probe.recv(256)
+                greeted = time.monotonic()
+                if not greeting.startswith(b"SSH-"):
+                    return None
+                if greeted - started < NO_DELAY_S:
+                    return (greeted - started) / 2
+                probe.sendall(b"SSH-2.0-pennypod\r\n")
+                return time.monotonic() - greeted if probe.recv(1) else None
         except OSError:
             return None
-        return (time.monotonic() - started) / 2 if greeting == b"SSH-" else None
 
     def close(self) -> None:
         """End the shared connection, if there is one. Never raises."""

@@ -89,7 +89,7 @@ def test_a_line_that_is_cut_costs_none_of_what_the_shares_delivered(
 def test_a_server_that_turns_logins_down_gets_everything_over_fewer_streams(
     sshd: LoopbackSshd, link: Link, tmp_path: Path
 ) -> None:
-    data = images(tmp_path / "data", 9_000_000)
+    data = images(tmp_path / "data", 10_000_000)
     done = upload(over(link, sshd), plan_upload(None, data), str(tmp_path / "pod"))
     assert contents(tmp_path / "pod/data") == contents(data)
     assert done.streams < 8

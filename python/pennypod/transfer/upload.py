@@ -270,10 +270,11 @@ class _Upload:
 
     def _attempt(self, attempt: _Attempt) -> None:
         parts = self.plan.parts
-        data_bytes = sum(part.bytes for part in parts if not part.compressed)
+        data = [part for part in parts if not part.compressed]
+        size, most = sum(part.bytes for part in data), min(self.most_streams, sum(len(part.files) for part in data))
         with (
             Session(self.ssh, "receive", stall_s=self.stall_s) as session,
-            Shares(self.ssh, self.meter, data_bytes, most=self.most_streams, stall_s=self.stall_s) as shares,
+            Shares(self.ssh, self.meter, size, most=most, stall_s=self.stall_s) as shares,
         ):
             survey = attempt.survey = _survey(session, self.plan, self.pod_home, self.hashes, dry_run=False)
             todo = [
