@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 from pennypod.clock import SystemClock
-from pennypod.errors import SourceChangedError, TransferError
+from pennypod.errors import DiskFullError, SourceChangedError, TransferError
 from pennypod.transfer import plan_upload, upload
 from pennypod.transfer.outgoing import LARGE_BYTES, Outgoing
 from pennypod.transfer.shares import FIRST_STREAMS, SHARED_FROM, streams_for
 from pod_folder import FolderSsh, contents
+from small_disk import mounted
 
 
 class NoWait(SystemClock):
@@ -70,6 +71,7 @@ def test_shares_carry_files_and_the_pod_has_them_all(tmp_path: Path) -> None:
     assert (done.files, done.bytes, done.reconnects) == (plan.files, plan.bytes, 0)
     assert contents(tmp_path / "pod/data") == contents(data)
     assert contents(tmp_path / "pod/code") == contents(code)
+    assert sorted(path.name for path in (tmp_path / "pod").iterdir()) == ["code", "data"]
     assert upload(ssh, plan, str(tmp_path / "pod")).changed is False
 
 
@@ -105,6 +107,14 @@ def test_a_file_that_vanishes_from_a_share_fails_the_upload(tmp_path: Path) -> N
         path.unlink()
     with pytest.raises(SourceChangedError, match="vanished"):
         upload(FolderSsh(round_trip_s=0.1), plan, str(tmp_path / "pod"), clock=NoWait())
+
+
+def test_shares_write_nothing_on_a_pod_that_has_refused(tmp_path: Path) -> None:
+    data = images(tmp_path / "data", 40_000_000)
+    with mounted(tmp_path / "disk", megabytes=30) as disk:
+        with pytest.raises(DiskFullError, match="not enough space"):
+            upload(FolderSsh(round_trip_s=0.1), plan_upload(None, data), str(disk / "pod"), clock=NoWait())
+        assert not list(disk.rglob("*.jpg"))
 
 
 def test_an_upload_waits_until_the_shares_of_a_broken_one_are_gone(tmp_path: Path) -> None:

@@ -42,6 +42,7 @@ NAMED = 20  # how many names an answer spells out where a count would do
 TICK_S = 1.0
 BEGUN_BYTES = 4 << 20  # a file that broke off is worth going on with from this size
 SETTLE_S = 10.0  # how long the shares of an upload whose line broke may take to notice
+READY = b".pennypod-upload"  # beside the trees, while shares may write into them: which upload they must belong to
 SILENCE_S = 60  # a share that gets no byte for this long has lost its line, and ends so that nobody waits for it
 
 
@@ -447,6 +448,8 @@ def share(source: Source) -> None:
     home, root = to_bytes(order["home"]), os.path.join(to_bytes(order["home"]), to_bytes(order["name"]))
     handle = os.open(home, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     fcntl.flock(handle, fcntl.LOCK_SH)  # waits until `receive` has made room; held until this process ends
+    if _token(home) != order["token"]:
+        return  # `receive` has refused, or its line broke before there was room
     source.patience_s = SILENCE_S
     with _told_when_full(home, order["bytes"]):
         hashed = [sha256 for _, sha256 in unpack(root, source, lambda name: digest_of(os.path.join(root, name)))]
@@ -454,6 +457,14 @@ def share(source: Source) -> None:
     if len(sent) != len(hashed):
         raise RefusedError("protocol", "%d files came, %d were announced" % (len(hashed), len(sent)))
     say({"bad": [place for place, sha256 in enumerate(sent) if sha256 is None or sha256 != hashed[place]]})
+
+
+def _token(home: bytes) -> Optional[str]:
+    try:
+        with open(os.path.join(home, READY)) as file:
+            return file.read()
+    except FileNotFoundError:
+        return None
 
 
 @contextlib.contextmanager
@@ -506,11 +517,16 @@ def _take(home: bytes, parts: List[Part], order: Dict[str, Any], source: Source,
             "disk_full", "not enough inodes", free=free, needed=order["bytes"], inodes=inodes, files=count
         )
     if lock is not None:
+        if order["token"] is not None:
+            with open(os.path.join(home, READY), "w") as file:
+                file.write(order["token"])
         os.close(lock)  # shares may begin
     for part in parts:
         if part.order:
             part.receive(source)
     sent = json.loads(source.line())["sha256"]
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(os.path.join(home, READY))
     bad = [[place, number] for place, part in enumerate(parts) for number in sorted(part.unfit(sent[place]))]
     say({"bad": bad, "removed": removed})
 

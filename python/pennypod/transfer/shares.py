@@ -8,6 +8,7 @@ log in (the pod's sshd limits logins) takes nothing, and the rest goes over the 
 from __future__ import annotations
 
 import math
+import secrets
 import threading
 from typing import TYPE_CHECKING, Self
 
@@ -107,6 +108,7 @@ class Shares:
         self._ssh, self._size, self._most = ssh, size, most
         self._all: list[_Share] = []
         self._lock = threading.Lock()
+        self._token = secrets.token_hex(8)
         self._over = threading.Event()
         self._scout = threading.Thread(target=self._look_around, daemon=True)
 
@@ -122,9 +124,13 @@ class Shares:
             self._ssh.traffic.sent += share.traffic.sent
             self._ssh.traffic.fetched += share.traffic.fetched
 
+    def token(self) -> str | None:
+        """What the pod is to know the shares by, when there may be some."""
+        return self._token if self._scout.ident is not None else None
+
     def begin(self, todo: Outgoing, pod_home: str, room: int) -> None:
         """What there is to share, once the pod is told; `room` is what all of it takes on the pod's disk."""
-        self.shared, self.order = todo, {"home": pod_home, "bytes": room}
+        self.shared, self.order = todo, {"home": pod_home, "bytes": room, "token": self._token}
         if todo.bytes < SHARED_FROM:
             self._end()
         self.begun.set()

@@ -286,7 +286,8 @@ class _Upload:
             # What the files will take on disk, so that a pod without room refuses before the first byte.
             room = sum(-(-size // FS_BLOCK) * FS_BLOCK for size in sizes)
             go_on = [list(begun) for begun in survey.begun]
-            session.tell({"send": [one.numbers for one in todo], "go_on": go_on, "bytes": room})
+            token = shares.token() if survey.locked else None
+            session.tell({"send": [one.numbers for one in todo], "go_on": go_on, "bytes": room, "token": token})
             if survey.locked:
                 for one in todo:
                     if not one.part.compressed:
