@@ -37,6 +37,10 @@ options:
     description: The image by provider name.
     type: dict
     default: {}
+  image_digest:
+    description: The image's digest by provider name, where it is known; for the ledger and C(run.json).
+    type: dict
+    default: {}
   disk_gb:
     description: Disk to rent, in GB.
     type: float
@@ -225,6 +229,7 @@ ARGUMENT_SPEC: dict[str, Any] = {
     "state": {"type": "str", "choices": ["present", "resumed", "absent"], "default": "present"},
     "offers": {"type": "list", "elements": "dict", "default": []},
     "image": {"type": "dict", "default": {}},
+    "image_digest": {"type": "dict", "default": {}},
     "disk_gb": {"type": "float", "default": 20},
     "deadline_s": {"type": "float"},
     "worst_case_usd": {"type": "float", "default": 0},
@@ -314,6 +319,10 @@ def _present(
         lease_s=0 if record.keep_on_disconnect else round(options["lease_minutes"] * 60),
     )
     tenancy = rental.rent(request, login, events.emit, before_create=lambda: ensure_guard(settings, controller))
+    if tenancy.created:
+        provider = tenancy.attempt.provider
+        digest = options["image_digest"].get(provider)
+        ledger.record_image(tenancy.attempt.id, options["image"].get(provider, ""), digest)
     pod = _pod(settings, tenancy)
     result = _result(ledger, run, changed=tenancy.created, before={} if tenancy.created else pod, after=pod, pod=pod)
     return {**result, "gate": tenancy.gate}

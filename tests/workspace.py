@@ -107,10 +107,10 @@ class Workspace:
     def ledger(self) -> Ledger:
         return open_ledger(self.settings)
 
-    def command(self, *args: str, **extra: object) -> list[str]:
+    def command(self, *args: str, playbook: str = "train.yml", **extra: object) -> list[str]:
         values = {"artifacts_dir": str(self.artifacts), "provider": "local"} | extra
         extras = [part for name, value in values.items() for part in ("-e", f"{name}={value}")]
-        return [str(BIN / "ansible-playbook"), "train.yml", *extras, *args]
+        return [str(BIN / "ansible-playbook"), playbook, *extras, *args]
 
     def play(
         self, *args: str, env: Mapping[str, str] | None = None, **extra: object

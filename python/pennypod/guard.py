@@ -7,9 +7,10 @@ holds a lock for as long as it lives, and that lock is how others know that it i
 
 When the controller ends, whatever its runs still hold is taken away from them (fenced), destroyed and proven gone. A
 normal end leaves nothing to do. Where a training's newest checkpoint is not home yet, it gets a bounded, priced grace
-before the destroy (`escrow`); all pods of a controller are looked after side by side. `keep_on_disconnect` makes the
-guard stand down until the run's deadline. A run that another controller has taken over meanwhile is no longer this
-guard's: fencing and taking over exclude each other.
+before the destroy (`escrow`); an image that a bake has begun is taken away after it (`golden`). All pods of a
+controller are looked after side by side. `keep_on_disconnect` makes the guard stand down until the run's deadline. A
+run that another controller has taken over meanwhile is no longer this guard's: fencing and taking over exclude each
+other.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from pennypod.clock import Clock, SystemClock
 from pennypod.ending import Ending
 from pennypod.errors import GuardError, PennypodError
 from pennypod.escrow import Escrow
+from pennypod.golden import unbake
 from pennypod.ledger import AttemptRecord, Ledger, LedgerError, Outcome, RunRecord, open_ledger
 from pennypod.providers.registry import all_providers
 from pennypod.renewals import Renewals
@@ -113,6 +115,7 @@ class Guard:
         log: Log,
         escrow: Escrow | None = None,
         renewals: Renewals | None = None,
+        unbake: Callable[[str], None] = lambda _run: None,
     ) -> None:
         self._settings = settings
         self._ledger = ledger
@@ -121,6 +124,7 @@ class Guard:
         self._log = log
         self._escrow = escrow or Escrow(settings, ledger, clock)
         self._renewals = renewals or Renewals(settings, clock, log)
+        self._unbake = unbake
 
     def tick(self, controller: str, controller_alive: bool) -> bool:
         """Look once at every open run of the controller. Returns whether there is still something to watch."""
@@ -198,13 +202,23 @@ class Guard:
             if ended.error is not None or self._renter_may_still_create(attempt):
                 left.add(attempt.run)
         for run, reason in due:
-            if run.run in left:
+            if run.run in left or not self._no_half_image(run.run):
+                left.add(run.run)
                 continue
             self._ledger.close_run(run.run, Outcome.CANCELLED, reason, self._clock.now())
             with contextlib.suppress(OSError):
                 write_results(self._ledger, run.run, self._clock.now())
             self._log(f"{run.run}: closed, nothing left")
         return not left
+
+    def _no_half_image(self, run: str) -> bool:
+        """Take away what a bake that was cut off has left. Its pod is gone by now: that comes first."""
+        try:
+            self._unbake(run)
+        except PennypodError as exc:
+            self._log(f"{run}: its image is still there: {exc}")
+            return False
+        return True
 
     def _renter_may_still_create(self, attempt: AttemptRecord) -> bool:
         current = self._ledger.attempt(attempt.id)
@@ -288,11 +302,13 @@ def main(controller: str, ready_fd: int) -> None:
             os.write(ready_fd, b"ready")  # another guard of the same controller was quicker
             return
         ledger = open_ledger(settings)
-        rental = Rental(all_providers(settings), ledger, clock)
+        providers = all_providers(settings)
+        rental = Rental(providers, ledger, clock)
         os.write(ready_fd, b"ready")
         os.close(ready_fd)
         _log(f"guarding {controller}")
-        watch(Guard(settings, ledger, rental, clock, _log), controller, clock, _log)
+        guard = Guard(settings, ledger, rental, clock, _log, unbake=lambda run: unbake(settings, providers, clock, run))
+        watch(guard, controller, clock, _log)
         _log("nothing left to guard")
 
 

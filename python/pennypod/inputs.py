@@ -25,7 +25,8 @@ _LEAVE = ("detach", "detach_to", "detach_poll_minutes", "keep_on_disconnect", "e
 _GO_ON = ("run", "cancel", "dataset", "smoke", "keep_on_disconnect")
 _AGAIN = ("job", "provider", "artifacts_dir")  # harmless, and people repeat the line that started the run
 INPUTS = {
-    "train": (*_START, *_LEAVE),
+    "train": (*_START, *_LEAVE, "golden"),
+    "bake": ("job", "provider", "artifacts_dir", "plan_only"),
     "offers": (*_START, *_LEAVE),
     "resume": (*_GO_ON, *_AGAIN),
     "finish": (*_GO_ON, *_AGAIN),

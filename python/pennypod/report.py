@@ -54,6 +54,7 @@ def run_document(ledger: Ledger, run: str, now: float) -> dict[str, Any]:
         "stages": {name: _seconds(stages[name], record.closed, now) for name in STAGES if name in stages},
         "attempts": [_attempt_document(attempt, now) for attempt in attempts],
         "passed_over": [_passed_over_document(record) for record in ledger.passed_over(run)],
+        "image": winner.image if winner else None,
         "ssh": _ssh_document(winner),
         "fuse": _fuse_document(winner),
         "billed_seconds": round(sum(attempt.billed_seconds(now) for attempt in attempts), 3),

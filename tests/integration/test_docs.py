@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from workspace import REPOSITORY, Workspace
 
-DOCUMENTS = ["README.md", "docs/local-pods.md"]
+DOCUMENTS = ["README.md", "docs/golden.md", "docs/local-pods.md"]
 PROGRAMS = ("ansible", "pennypod", "make", "molecule")
 # Run by every `make test`, by hand before a release, or only with gigabytes at hand (tests marked heavy).
 ELSEWHERE = {
@@ -28,6 +28,7 @@ ELSEWHERE = {
     "pennypod simulate --pods container --port 8400 &": "tests/contract/test_train_on_simulator.py",
     "ansible-playbook train.yml -e job=demo -e provider=auto": "tests/contract/test_train_on_simulator.py",
     "make live PROVIDER=vast MAX_USD=0.25": "tests/contract/test_live.py, with a simulator in the service's part",
+    "ansible-playbook bake.yml -e job=demo": "test_golden.py, with a job of its own",
     "ansible-playbook train.yml -e job=fdi -e dataset=PATH": "test_train.py, heavy",
 }
 # Appended so that a training is two epochs; everything else is as printed.

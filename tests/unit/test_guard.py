@@ -75,6 +75,24 @@ def test_a_dead_controller_loses_its_pod_and_the_ledger_says_why(world: World) -
     assert (document["outcome"], document["pods_still_billing"]) == ("cancelled", 0)
 
 
+def test_a_bakes_image_goes_after_its_pod_and_is_asked_for_again_until_it_is_gone(world: World) -> None:
+    world.open_run()
+    world.rent()
+    live: list[int] = []
+
+    def unbake(run: str) -> None:
+        assert run == RUN
+        live.append(len(world.provider.live))
+        if len(live) == 1:
+            raise TransientError("the engine is busy")
+
+    guard = Guard(world.settings, world.ledger, world.rental, world.clock, world.lines.append, unbake=unbake)
+    assert guard.tick(CONTROLLER, controller_alive=False) is True
+    assert world.ledger.run(RUN).closed is None
+    assert guard.tick(CONTROLLER, controller_alive=False) is False
+    assert (live, world.ledger.run(RUN).outcome) == ([0, 0], Outcome.CANCELLED)
+
+
 def write_protect(world: World, *, full: bool) -> None:
     """Let every write to the ledger fail, or work again. By another process: this one may open the file only once."""
     tables = ("runs", "attempts", "destroy_calls", "receipts")

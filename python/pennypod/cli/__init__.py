@@ -11,6 +11,7 @@ import click
 from pennypod import __version__
 from pennypod.cli.app import FAILED, MAY_STILL_BILL, OK, USAGE, App
 from pennypod.cli.doctor import doctor
+from pennypod.cli.images import images
 from pennypod.cli.ledger import ledger
 from pennypod.cli.live import live
 from pennypod.cli.offers import offers
@@ -82,6 +83,7 @@ def main() -> None:
 
 for command in (
     doctor,
+    images,
     ledger,
     live,
     offers,

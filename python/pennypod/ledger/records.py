@@ -120,6 +120,7 @@ class AttemptRecord:
     fetched_bytes: int | None = None
     lease_s: float | None = None  # what one renewal of its fuse's lease is worth; 0 or None: nobody renews
     fuse: dict[str, Any] | None = None  # what the pod said about its fuse, see `fuse.FuseState`
+    image: dict[str, Any] | None = None  # what it was started from: reference, and digest where that is known
     worst_case_micros: int | None = None  # when it was admitted
     allowance_micros: int | None = None  # what the whole run may cost under the caps it was admitted under
     price_cap_micros_per_h: int | None = None

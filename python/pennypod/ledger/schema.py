@@ -82,6 +82,7 @@ attempts = sa.Table(
     sa.Column("fetched_bytes", sa.BigInteger),
     sa.Column("lease_s", sa.Double),
     sa.Column("fuse", sa.JSON),
+    sa.Column("image", sa.JSON),
     sa.Column("worst_case_micros", sa.BigInteger),
     sa.Column("allowance_micros", sa.BigInteger),
     sa.Column("price_cap_micros_per_h", sa.BigInteger),

@@ -335,6 +335,11 @@ class Ledger:
             host_key=host_key,
         )
 
+    def record_image(self, attempt_id: int, reference: str, digest: str | None) -> None:
+        """Keep what the pod was started from."""
+        with self._transaction() as tx:
+            _update_attempt(tx, attempt_id, image={"reference": reference, "digest": digest})
+
     def record_fuse(self, attempt_id: int, state: dict[str, Any]) -> None:
         """Keep what the pod said about its own fuse."""
         with self._transaction() as tx:

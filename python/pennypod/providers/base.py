@@ -6,7 +6,8 @@ Truths that are never mixed: `pods()` and `pod()` say what exists. A failed list
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -107,6 +108,49 @@ class TellsLogs(Protocol):
 
     def last_lines(self, pod_id: str, tail: int = 50) -> list[str]:
         """The host's lines, then the container's; empty when none come within some seconds. Changes nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class SavedImage:
+    """An image made of a pod. `layer_bytes` is what it adds to its base; digests are "sha256:..."."""
+
+    reference: str
+    image_id: str
+    digest: str
+    bytes: int
+    base_digest: str
+    layer_bytes: int
+
+
+@runtime_checkable
+class SavesImages(Protocol):
+    """A provider that makes images of pods. Whatever changes images is done inside `saving`, one process at a time."""
+
+    def saving(self, on_progress: Callable[[str], None]) -> AbstractContextManager[None]:
+        """Hold the images; what a killed bake has left is gone once inside. `on_progress` is told while it waits."""
+
+    def image_base(self, image: str) -> str:
+        """The name of what a pod of `image` is started from; another content has another name."""
+
+    def save_image(
+        self, pod_id: str, run: str, labels: Mapping[str, str], pod_home: str, on_progress: Callable[[str], None]
+    ) -> SavedImage:
+        """Make a draft of the run's pod, without anything that is the pod's alone. The pod is left as it is."""
+
+    def publish_image(self, run: str, name: str) -> str:
+        """Give the run's draft its lasting name, in one step; returns the reference to rent pods with."""
+
+    def discard_images(self, run: str) -> None:
+        """Delete every image made of the run's pods, draft or not. Raises when one is left."""
+
+    def saved_images(self) -> dict[str, str]:
+        """The lasting names that are there, each with the id ("sha256:...") of what it names now."""
+
+    def remove_image(self, name: str) -> None:
+        """Delete the image of that lasting name; none is fine."""
+
+    def ask_pod(self, pod_id: str, argv: Sequence[str]) -> str:
+        """The stdout of a command on the pod, empty when it fails there."""
 
 
 def last_words(lines: Sequence[str], limit: int = 200) -> str:

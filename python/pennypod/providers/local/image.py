@@ -43,6 +43,7 @@ PACKAGES = ("openssh-server", "python3", "python3-pip", "ca-certificates", "tmux
 PULL_S = 90.0
 BOOTSTRAP_S = 900.0
 STALL_S = 600.0
+_NO_HOST_KEYS = 'rm -f "$1"/etc/ssh/ssh_host_*'
 _TICK_S = 1.0
 _KEPT_IMAGES = 3
 
@@ -91,7 +92,7 @@ def image_reference(name: str) -> str:
     """The full name of one of our images, with the hash of all that goes into it."""
     recipe = RECIPES[name]
     parts = [platform.machine(), recipe.text(), (HERE / "host.sh").read_text(encoding="utf-8")]
-    parts.append(image_reference(recipe.parent) if recipe.parent else REGISTRY_BASE)
+    parts += [image_reference(recipe.parent)] if recipe.parent else [REGISTRY_BASE, _NO_HOST_KEYS]
     return f"localhost/pennypod-{name}:{_short_hash(*parts)}"
 
 
@@ -209,7 +210,7 @@ def _base(engine: Engine, host: HostSettings, environ: Mapping[str, str], on_pro
     """A plain Debian: the registry's image when a registry answers, else one made from the distribution's packages."""
     if engine.image_id(REGISTRY_BASE) is not None:
         return REGISTRY_BASE
-    made = f"localhost/pennypod-base:{_short_hash(platform.machine(), host.release, *PACKAGES)}"
+    made = f"localhost/pennypod-base:{_short_hash(platform.machine(), host.release, _NO_HOST_KEYS, *PACKAGES)}"
     if engine.image_id(made) is not None:
         return made
     why = "no image registry answers"
@@ -270,6 +271,8 @@ def _bootstrap(engine: Engine, host: HostSettings, reference: str, on_progress: 
             argv.append(f"--dpkgopt=path-exclude=/usr/share/{tree}/*")
         # A half-made system is thrown away, so nothing has to be on disk before the next step.
         argv.append("--dpkgopt=force-unsafe-io")
+        # Made by the installation; removed only later they would stay in this layer.
+        argv.append(f"--customize-hook={_NO_HOST_KEYS}")
         argv += [suite, str(tar), *mirrors]
         made = _watched(
             lifeline(work, argv), "Debian packages", on_progress, limit_s=BOOTSTRAP_S, env={"TMPDIR": str(work)}
@@ -322,25 +325,51 @@ def _run_recipe(
     # Variables go into the script, not into the container's environment, which a commit would keep.
     exports = "".join(f"export {key}={shlex.quote(value)}\n" for key, value in sorted(host.env.items()))
     tree = write_tree(host, cache_dir, scripts("host.sh", "build.sh") | {"recipe.sh": exports + recipe.text()})
-    name = f"{BUILD_NAME}{recipe.name}-{secrets.token_hex(4)}"
-    argv = [engine.path, "run", "--rm", "-i", "--pull", "never", "--name", name]
-    argv += [*engine.flags, *run_arguments(host, tree), "--entrypoint", "/bin/sh", parent, f"{MOUNT}/build.sh"]
-    reference = image_reference(recipe.name)
-    what = f"image {recipe.name}"
-    on_progress(f"building {what}: {', '.join(recipe.packages + recipe.requirements)}")
+    changes = ["--change", 'CMD ["/bin/sh"]', "--change", "ENTRYPOINT []"]
+    on_progress(f"building image {recipe.name}: {', '.join(recipe.packages + recipe.requirements)}")
+    build_layer(
+        engine,
+        recipe.name,
+        parent,
+        image_reference(recipe.name),
+        run_arguments(host, tree),
+        changes,
+        on_progress,
+        limit_s=recipe.limit_s,
+    )
+
+
+def build_layer(
+    engine: Engine,
+    name: str,
+    parent: str,
+    reference: str,
+    mounts: Sequence[str],
+    changes: Sequence[str],
+    on_progress: OnProgress,
+    *,
+    limit_s: float,
+) -> None:
+    """Run the mounted build.sh, which runs recipe.sh, in a container of `parent` and commit that as `reference`.
+
+    The container lives no longer than this call. The caller holds the `build_lock`.
+    """
+    container = f"{BUILD_NAME}{name}-{secrets.token_hex(4)}"
+    argv = [engine.path, "run", "--rm", "-i", "--pull", "never", "--name", container]
+    argv += [*engine.flags, *mounts, "--entrypoint", "/bin/sh", parent, f"{MOUNT}/build.sh"]
+    what = f"image {name}"
 
     def commit() -> None:
         on_progress(f"saving {what}")
-        changes = ["--change", 'CMD ["/bin/sh"]', "--change", "ENTRYPOINT []"]
-        engine.check("commit", *changes, name, reference, timeout_s=900)
+        engine.check("commit", *changes, container, reference, timeout_s=900)
 
     try:
-        done = _watched(argv, what, on_progress, limit_s=recipe.limit_s, at_exit_mark=commit)
+        done = _watched(argv, what, on_progress, limit_s=limit_s, at_exit_mark=commit)
         if done.marked != 0:
             _raise_build_error(what, done)
     finally:
         with suppress(TransientError):
-            engine.remove_container(name)
+            engine.remove_container(container)
 
 
 def _raise_build_error(what: str, done: _Watched) -> None:

@@ -11,8 +11,8 @@ import re
 import socket
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,10 +24,20 @@ from pennypod.model.ids import PREFIX, parse_lease
 from pennypod.model.money import usd_to_micros
 from pennypod.model.offer import Need, Offer, Order
 from pennypod.model.pod import Pod, PodState, SshAddress
-from pennypod.providers.base import Timing
+from pennypod.providers.base import SavedImage, Timing
+from pennypod.providers.local import saving
 from pennypod.providers.local.engine import Engine, container_id, error_line, find_engine, forget_engine, is_vanished
 from pennypod.providers.local.hostsettings import HostSettings, read_host_settings, write_tree
-from pennypod.providers.local.image import MOUNT, OnProgress, ensure_image, run_arguments, scripts
+from pennypod.providers.local.image import (
+    MOUNT,
+    RECIPES,
+    OnProgress,
+    build_lock,
+    ensure_image,
+    image_reference,
+    run_arguments,
+    scripts,
+)
 from pennypod.settings import Settings
 
 PRICE_VARIABLE = "PENNYPOD_LOCAL_USD_PER_H"
@@ -272,6 +282,48 @@ class LocalProvider:
             if is_vanished(done.stderr) or "not running" in last or "state improper" in last:
                 break
         raise TransientError(f"pod {pod_id} shows no host key: {last}")
+
+    # --- images of pods -----------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def saving(self, on_progress: OnProgress) -> Iterator[None]:
+        with build_lock(on_progress):
+            saving.settle(self.looker)
+            yield
+
+    def image_base(self, image: str) -> str:
+        wanted = image.strip() or "stock"
+        return image_reference(wanted) if wanted in RECIPES else f"{wanted}@{self.looker.image_id(wanted)}"
+
+    def save_image(
+        self, pod_id: str, run: str, labels: Mapping[str, str], pod_home: str, on_progress: OnProgress
+    ) -> SavedImage:
+        row = self._row(pod_id)
+        if row is None:
+            raise InvalidError(f"there is no pod {pod_id} to make an image of")
+        host = self._host()
+        lent = {*host.files, *host.apt_files}
+        marked = {**labels, saving.RUN_LABEL: run}
+        draft = f"{saving.DRAFT}:{run}"
+        return saving.save_pod(self.engine, row["id"], draft, marked, lent, pod_home, on_progress)
+
+    def publish_image(self, run: str, name: str) -> str:
+        draft, reference = f"{saving.DRAFT}:{run}", f"{saving.REPOSITORY}:{name}"
+        self.looker.check("tag", draft, reference)
+        self.looker.check("rmi", draft)  # the name only: the image has another one now
+        return reference
+
+    def discard_images(self, run: str) -> None:
+        saving.discard_of(self.looker, run)
+
+    def saved_images(self) -> dict[str, str]:
+        return saving.tags(self.looker)
+
+    def remove_image(self, name: str) -> None:
+        saving.remove(self.looker, f"{saving.REPOSITORY}:{name}")
+
+    def ask_pod(self, pod_id: str, argv: Sequence[str]) -> str:
+        return saving.in_container(self.looker, pod_id, argv)
 
     def balance_micros(self) -> int | None:
         return None

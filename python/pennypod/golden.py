@@ -1,0 +1,340 @@
+"""Golden images: what was baked, which one a run may start from, and the bake's last step. Floor 2.
+
+The manifests in the state folder (`golden/<name>.json`) and the provider's images are its outside things. A name,
+`golden-<job>-v<N>`, is given once and its image never changes. An image without a manifest is no golden image, and a
+manifest without its image is one that is missing: only both together are used.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from pennypod import __version__, processes
+from pennypod.clock import Clock
+from pennypod.errors import FencedError, InputError, TransientError
+from pennypod.files import write_atomically
+from pennypod.ledger import Ledger
+from pennypod.providers.base import Provider, SavesImages
+from pennypod.settings import Settings
+
+FOLDER = "golden"
+MARK = "bake.json"
+"""In a run's own folder, from before its image is begun: tells the guard that there may be one to take away."""
+MANIFEST_LABEL = "pennypod.golden.manifest"
+_NAME = re.compile(r"golden-(?P<job>[a-z0-9_]+)-v(?P<version>[1-9]\d*)")
+_LOCK_PATIENCE = 120  # times that the holder of the lock may be waited for, half a second to two each
+_PROBE = """\
+import importlib.metadata, json
+print(json.dumps({found.metadata["Name"]: found.version for found in importlib.metadata.distributions()}))
+"""
+
+OnProgress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Golden:
+    """One baked image. Bytes, Unix seconds, digests as "sha256:..."; packages by name with their version."""
+
+    name: str
+    job: str
+    version: int
+    provider: str
+    run: str
+    baked: float
+    base: str
+    requirements_hash: str
+    role_hash: str
+    pennypod: str
+    python: str
+    debian_packages: dict[str, str] = field(default_factory=dict)
+    python_packages: dict[str, str] = field(default_factory=dict)
+    base_weights: list[dict[str, Any]] = field(default_factory=list)
+    reference: str = ""
+    image_id: str = ""
+    digest: str = ""
+    base_digest: str = ""
+    bytes: int = 0
+    layer_bytes: int = 0
+
+    def as_document(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any]) -> Golden:
+        """Raises TypeError when it is none; what a newer pennypod has added is left out."""
+        known = {item.name for item in fields(cls)}
+        return cls(**{name: value for name, value in document.items() if name in known})
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What an image is baked for: its base, and the job's requirements as the role bootstrap takes them."""
+
+    job: str
+    provider: str
+    base: str
+    requirements: Mapping[str, Any]
+
+    @property
+    def hash(self) -> str:
+        """Equal for two recipes that lead to the same image, whatever the order of their names."""
+        told = {"base": self.base, "requirements": self.requirements}
+        return hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The image to start from, None for the stock one, and what a person should know about that."""
+
+    golden: Golden | None
+    note: str = ""
+
+
+def choose(baked: Iterable[Golden], recipe: Recipe, there: Callable[[Golden], bool]) -> Choice:
+    """The newest image of the job that fits and is there."""
+    of_job = [item for item in baked if item.job == recipe.job and item.provider == recipe.provider]
+    newest_first = sorted(of_job, key=lambda item: item.version, reverse=True)
+    if not newest_first:
+        return Choice(None)
+    fitting = [item for item in newest_first if item.requirements_hash == recipe.hash]
+    again = f"bake it again: ansible-playbook bake.yml -e job={recipe.job}"
+    if not fitting:
+        return Choice(
+            None, f"{newest_first[0].name} was baked for other requirements, the stock image is used; {again}"
+        )
+    for item in fitting:
+        if there(item):
+            return Choice(item, "" if item is fitting[0] else f"{fitting[0].name} is missing, {item.name} is used")
+    return Choice(None, f"{fitting[0].name} is missing on the engine, the stock image is used; {again}")
+
+
+def is_there(golden: Golden, saved: Mapping[str, str]) -> bool:
+    """Whether the provider has this very image: a name that means another one by now does not count."""
+    return saved.get(golden.name) == golden.image_id
+
+
+def next_version(job: str, names: Iterable[str], last: int = 0) -> int:
+    """One above every version of the job that was ever given."""
+    found = [_NAME.fullmatch(name) for name in names]
+    return 1 + max([last, *(int(match["version"]) for match in found if match and match["job"] == job)])
+
+
+def content_hash(folder: Path, *files: Path) -> str:
+    """What a role is, file by file, for an image's manifest."""
+    digest = hashlib.sha256()
+    for path in (*sorted(path for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc"), *files):
+        digest.update(f"{path.name}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()
+
+
+class GoldenStore:
+    """The manifests, one file each."""
+
+    def __init__(self, home: Path) -> None:
+        self.folder = home / FOLDER
+
+    def all(self) -> list[Golden]:
+        """Every manifest, by job and version. Raises InputError for a file that is none."""
+        return sorted(
+            (self._read(path) for path in self.folder.glob("golden-*.json")), key=lambda g: (g.job, g.version)
+        )
+
+    def _read(self, path: Path) -> Golden:
+        try:
+            return Golden.from_document(json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError) as exc:
+            raise InputError(f"{path} is no manifest of a golden image ({exc}): move it away") from exc
+
+    def write(self, golden: Golden) -> None:
+        write_atomically(self.folder / f"{golden.name}.json", json.dumps(golden.as_document(), indent=2) + "\n", 0o600)
+
+    def remove(self, name: str) -> None:
+        (self.folder / f"{name}.json").unlink(missing_ok=True)
+
+    def last_version(self, job: str) -> int:
+        """The highest version that the job's images have had, also when it was removed meanwhile."""
+        try:
+            return int((self.folder / f"{job}.last").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return 0
+
+    def take_version(self, job: str, version: int) -> None:
+        write_atomically(self.folder / f"{job}.last", f"{version}\n", 0o600)
+
+
+@dataclass(frozen=True, slots=True)
+class Bake:
+    """A bootstrapped pod that is to become an image of its job."""
+
+    run: str
+    pod_id: str
+    recipe: Recipe
+    role_hash: str
+    python: str
+    pod_home: str
+
+
+class Bakery:
+    """Bakes, discards and removes, at one provider."""
+
+    def __init__(self, settings: Settings, provider: SavesImages, clock: Clock) -> None:
+        self.store = GoldenStore(settings.home)
+        self._settings = settings
+        self._provider = provider
+        self._clock = clock
+
+    def would_be(self, job: str) -> str:
+        """The name that an image of the job would get now."""
+        names = [*(item.name for item in self.store.all()), *self._provider.saved_images()]
+        return f"golden-{job}-v{next_version(job, names, self.store.last_version(job))}"
+
+    def choose(self, recipe: Recipe) -> Choice:
+        """What a run of the job is to start from."""
+        baked = self.store.all()
+        saved = self._provider.saved_images() if baked else {}
+        return choose(baked, recipe, lambda item: is_there(item, saved))
+
+    def bake(self, bake: Bake, ledger: Ledger, on_progress: OnProgress) -> Golden:
+        """Make an image of the pod and give it its name. Raises, and leaves nothing, when the run was taken away."""
+        controller = ledger.run(bake.run).controller
+        write_atomically(self._settings.run_dir(bake.run) / MARK, json.dumps({"provider": bake.recipe.provider}), 0o600)
+        with self._provider.saving(on_progress):
+            name = self.would_be(bake.recipe.job)
+            golden = self._begun(bake, name)
+            try:
+                saved = self._provider.save_image(
+                    bake.pod_id, bake.run, _labels(golden), bake.pod_home, _watching(ledger, bake.run, on_progress)
+                )
+                # The guard fences a run before it discards its image, and needs `saving` for that: it comes after us.
+                ledger.raise_if_fenced(bake.run, controller)
+                if not processes.is_alive(controller):
+                    raise FencedError("the command that started this bake has ended")
+                self.store.take_version(golden.job, golden.version)
+                reference = self._provider.publish_image(bake.run, name)
+                facts = {key: value for key, value in asdict(saved).items() if key != "reference"}
+                golden = Golden.from_document({**golden.as_document(), **facts, "reference": reference})
+                self.store.write(golden)
+            except BaseException:
+                self._discard(bake.run)
+                raise
+        return golden
+
+    def _begun(self, bake: Bake, name: str) -> Golden:
+        ask = self._provider.ask_pod
+        debian = (line.partition(" ") for line in ask(bake.pod_id, _DEBIAN).splitlines())
+        return Golden(
+            name=name,
+            job=bake.recipe.job,
+            version=int(name.rpartition("-v")[2]),
+            provider=bake.recipe.provider,
+            run=bake.run,
+            baked=round(self._clock.now(), 3),
+            base=bake.recipe.base,
+            requirements_hash=bake.recipe.hash,
+            role_hash=bake.role_hash,
+            pennypod=__version__,
+            python=bake.python,
+            debian_packages={package: version for package, _, version in debian},
+            python_packages=_packages(ask(bake.pod_id, [bake.python, "-c", _PROBE])),
+            base_weights=[dict(item) for item in bake.recipe.requirements.get("base_weights") or []],
+        )
+
+    def discard(self, run: str) -> None:
+        """Take away whatever a run has baked, finished or not. Raises when that cannot be done now; ask again then."""
+        with self._provider.saving(_patience()):
+            self._discard(run)
+
+    def _discard(self, run: str) -> None:
+        self._provider.discard_images(run)
+        for item in self.store.all():
+            if item.run == run:
+                self.store.remove(item.name)
+
+    def remove(self, golden: Golden) -> None:
+        """Delete an image and its manifest. Raises when the engine keeps the image, for a pod that uses it, say."""
+        with self._provider.saving(_patience()):
+            self._provider.remove_image(golden.name)
+            self.store.remove(golden.name)
+
+
+_DEBIAN = ("dpkg-query", "-W", "-f", "${Package} ${Version}\n")
+
+
+def unbake(settings: Settings, providers: Mapping[str, Provider], clock: Clock, run: str) -> None:
+    """Discard what a run that was cut off has baked; a run that has not begun to leaves nothing to do."""
+    mark = settings.runs_dir / run / MARK
+    try:
+        name = str(json.loads(mark.read_text(encoding="utf-8"))["provider"])
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError, KeyError, TypeError) as exc:
+        raise InputError(f"{mark} cannot be read: {exc}") from exc
+    Bakery(settings, image_maker(name, providers), clock).discard(run)
+    mark.unlink(missing_ok=True)
+
+
+def image_maker(name: str, providers: Mapping[str, Provider]) -> SavesImages:
+    """The provider as one that makes images of pods. Raises InputError where it does not."""
+    provider = providers.get(name)
+    if provider is None:
+        raise InputError(f"{name} is not available here: its images cannot be looked at")
+    if not isinstance(provider, SavesImages):
+        raise InputError(f"{name} makes no images of pods: bake with -e provider=local")
+    return provider
+
+
+def superseded(baked: Iterable[Golden], keep: int) -> list[Golden]:
+    """All but the `keep` newest of each job and provider."""
+    groups: dict[tuple[str, str], list[Golden]] = {}
+    for item in baked:
+        groups.setdefault((item.job, item.provider), []).append(item)
+    newest_first = (sorted(group, key=lambda item: item.version, reverse=True) for group in groups.values())
+    return [item for group in newest_first for item in group[keep:]]
+
+
+def _labels(golden: Golden) -> dict[str, str]:
+    """What the image says of itself: short labels for people, and the manifest as far as it is known by then."""
+    manifest = json.dumps(golden.as_document(), separators=(",", ":"), sort_keys=True)
+    return {
+        "pennypod.golden.name": golden.name,
+        "pennypod.golden.job": golden.job,
+        "pennypod.golden.base": golden.base,
+        "pennypod.golden.requirements": golden.requirements_hash,
+        "pennypod.golden.role": golden.role_hash,
+        MANIFEST_LABEL: base64.b64encode(manifest.encode()).decode(),
+    }
+
+
+def _packages(text: str) -> dict[str, str]:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return {}
+    return {str(name): str(version) for name, version in sorted(found.items())} if isinstance(found, dict) else {}
+
+
+def _watching(ledger: Ledger, run: str, on_progress: OnProgress) -> OnProgress:
+    """A build may take minutes: each word of it is a moment to see that the run was taken away."""
+
+    def tell(text: str) -> None:
+        ledger.raise_if_fenced(run)
+        on_progress(text)
+
+    return tell
+
+
+def _patience() -> OnProgress:
+    left = iter(range(_LOCK_PATIENCE))
+
+    def tell(_text: str) -> None:
+        if next(left, None) is None:
+            raise TransientError("another process has been building an image for minutes: try again")
+
+    return tell
