@@ -59,6 +59,11 @@ def can_judge(process: str, here: str | None = None) -> bool:
     return machine == own_machine and boot != own_boot
 
 
+def says_where(process: str) -> bool:
+    """Whether an identity names its machine; those of former versions do not."""
+    return _place_of(process) != ""
+
+
 def is_alive(process: str) -> bool:
     """Whether that process may still run. A zombie has ended, though its parent has not noticed."""
     if not can_judge(process):

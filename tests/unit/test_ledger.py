@@ -17,9 +17,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import postgres
 import pytest
 import sqlalchemy as sa
 from fakes import offer
+from pennypod import processes
 from pennypod.errors import FencedError, InputError
 from pennypod.ledger import (
     FINAL_STATES,
@@ -552,3 +554,21 @@ def test_a_run_whose_command_died_before_it_rented_is_closed_and_no_other(ledger
     assert not next(a for a in ledger.attempts("demo-1201-ccccc") if a.id == rented.id).final
     with pytest.raises(FencedError):
         open_attempt(ledger, run="demo-1201-aaaaa")
+
+
+@pytest.mark.skipif(postgres.binaries() is None, reason="PostgreSQL is not installed")
+def test_in_a_shared_ledger_only_who_can_be_judged_from_here_is(tmp_path: Path) -> None:
+    pytest.importorskip("psycopg")
+    with subprocess.Popen(["sleep", "60"]) as child:
+        dead = processes.identity(child.pid)
+        child.kill()
+    pid, ticks, place = dead.split(":")
+    elsewhere = f"{pid}:{ticks}:ffffffff.{place.partition('.')[2]}"
+    controllers = {"a": dead, "b": elsewhere, "c": f"{pid}:{ticks}", "d": processes.own_identity()}
+    with postgres.server() as url:
+        ledger = open_ledger(settings_in(tmp_path, url))
+        for letter, controller in controllers.items():
+            ledger.open_run(run_record(f"demo-1201-{letter * 5}", controller=controller))
+        assert ledger.close_abandoned(processes.is_alive, NOW + 60) == ["demo-1201-aaaaa"]
+        assert ledger.close_abandoned(processes.is_alive, NOW + 60) == []
+        ledger.close()

@@ -17,6 +17,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 
+from pennypod import processes
 from pennypod.errors import FencedError, InputError, PennypodError
 from pennypod.ledger import schema
 from pennypod.ledger.commitments import committed
@@ -245,11 +246,12 @@ class Ledger:
     def close_abandoned(self, alive: Callable[[str], bool], at: float) -> list[str]:
         """Close the runs whose command ended before it rented anything; their ids. No pod can come of them any more.
 
-        Only in a ledger of this machine: in a shared one, another machine's processes cannot be judged from here.
+        `alive` says yes of processes of other machines, which nobody can judge from here. In a ledger that machines may
+        share, a controller that does not say where it runs, as former versions wrote it, is left alone as well.
         """
-        if self._engine.dialect.name != "sqlite":
-            return []
-        abandoned = [run for run in self.open_runs() if not alive(run.controller) and not self.attempts(run.run)]
+        shared = self._engine.dialect.name != "sqlite"
+        judged = [run for run in self.open_runs() if processes.says_where(run.controller) or not shared]
+        abandoned = [run for run in judged if not alive(run.controller) and not self.attempts(run.run)]
         closed = []
         for run in abandoned:
             # The fence comes first: should its command be alive after all, it can open no attempt from here on.
