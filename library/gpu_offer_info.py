@@ -176,7 +176,7 @@ from pennypod.ledger import open_ledger
 from pennypod.market import Estimate
 from pennypod.model.admission import Asked, admit
 from pennypod.model.offer import Need
-from pennypod.planning import Limits, caps_from, make_plan, plan_document
+from pennypod.planning import Limits, caps_from, held, make_plan, plan_document
 from pennypod.providers.registry import select_providers
 from pennypod.settings import load_settings
 
@@ -214,6 +214,12 @@ def body(module: AnsibleModule) -> dict[str, Any]:
     """Plan as the options say; the plan as JSON."""
     options = module.params
     settings, caps = load_settings(), caps_from(options)
+    ledger, now, left_s = open_ledger(settings), time.time(), None
+    if options["run"]:
+        # A run that goes on on another pod has its deadline and its caps already.
+        caps = held(caps, ledger.attempts(options["run"]))
+        deadline = ledger.run(options["run"]).deadline
+        left_s = None if deadline is None else max(0.0, deadline - now)
     need = Need(
         gpu=tuple(options["gpu"]),
         gpu_count=options["gpu_count"],
@@ -239,9 +245,9 @@ def body(module: AnsibleModule) -> dict[str, Any]:
         max_attempts=options["max_attempts"],
         max_cost_micros=caps.run,
         allow_community=options["allow_community"],
+        left_s=left_s,
     )
     providers, note = select_providers(options["provider"], settings)
-    ledger, now = open_ledger(settings), time.time()
 
     def admitted(provider: str, worst_micros: int) -> int | None:
         # Only a run of the ledger has a job, and others beside it. What passes here has to pass again at the rent.

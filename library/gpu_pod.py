@@ -14,6 +14,8 @@ description:
   - With C(state=resumed), finds the pod that an earlier controller of the run has left behind, by the lease in its
     name. Its address is read anew, its host key stays pinned, and a login proves that it is there. Rents nothing. The
     run must have been taken over with M(run_ledger) before.
+  - With C(state=cleared), looks whether the run's pod was taken away by its provider. When it was, and the run may have
+    another one, what is left of it is destroyed and proven gone; RV(again) says so. Otherwise nothing is touched.
   - With C(state=absent), destroys every pod of the run and waits until their absence is proven.
   - Idempotent by run id. The run must have been opened with M(run_ledger).
   - Before the first create a guard process is started which destroys the run's pods when the command that runs this
@@ -26,7 +28,7 @@ options:
   state:
     description: Whether the run shall have a pod, and whether it may be a new one.
     type: str
-    choices: [present, resumed, absent]
+    choices: [present, resumed, cleared, absent]
     default: present
   offers:
     description: The offers to try, in order, as M(gpu_offer_info) returns them. Needed for C(state=present).
@@ -106,6 +108,18 @@ options:
     description: How many seconds C(state=resumed) tries to log in.
     type: float
     default: 300
+  restart:
+    description: Whether C(state=resumed) may start a pod that was stopped, for what is on its disk.
+    type: bool
+    default: true
+  max_evictions:
+    description: How many pods a run may lose to their providers and still get another. Used with C(state=cleared).
+    type: int
+    default: 0
+  after:
+    description: The number of an attempt; with C(state=cleared), only the loss of a later one counts.
+    type: int
+    default: 0
   reason:
     description: Why the pod is destroyed, for the ledger. Used with C(state=absent).
     type: str
@@ -184,6 +198,19 @@ attempts:
   returned: always
   type: list
   elements: dict
+again:
+  description: Whether the run may rent another pod for the one that it has lost, which is proven gone then.
+  returned: state is cleared
+  type: bool
+why:
+  description: What has become of the pod, and why there may or may not be another.
+  returned: state is cleared
+  type: str
+  sample: "pod 5f2c9d1e8a44 is no longer listed at runpod; going on on another pod (loss 1 of at most 2)"
+attempt:
+  description: The number of the attempt that was lost, C(after) of the next look when there was none.
+  returned: state is cleared
+  type: int
 receipts:
   description: The proof, for each pod that is gone.
   returned: state is absent
@@ -210,11 +237,12 @@ from pennypod.clock import SystemClock
 from pennypod.errors import FencedError, InputError, NotReadyError
 from pennypod.escrow import Escrow
 from pennypod.events import Events
+from pennypod.eviction import LOST, look_for_loss
 from pennypod.guard import ensure_guard
 from pennypod.ledger import AttemptState, Ledger, open_ledger
 from pennypod.model.money import usd_to_micros
 from pennypod.model.pod import SshAddress
-from pennypod.planning import caps_from, offer_from, terms_from
+from pennypod.planning import caps_from, held, offer_from, terms_from
 from pennypod.podwork import cause_of_loss, count_last, explained
 from pennypod.providers.base import Provider
 from pennypod.providers.registry import all_providers, is_rehearsal, prepare
@@ -226,7 +254,7 @@ from pennypod.training import would_launch
 
 ARGUMENT_SPEC: dict[str, Any] = {
     "run": {"type": "str", "required": True},
-    "state": {"type": "str", "choices": ["present", "resumed", "absent"], "default": "present"},
+    "state": {"type": "str", "choices": ["present", "resumed", "cleared", "absent"], "default": "present"},
     "offers": {"type": "list", "elements": "dict", "default": []},
     "image": {"type": "dict", "default": {}},
     "image_digest": {"type": "dict", "default": {}},
@@ -246,6 +274,9 @@ ARGUMENT_SPEC: dict[str, Any] = {
     "gate_time_limits": {"type": "dict", "default": {}},
     "pod_home": {"type": "str", "default": "/root/pennypod"},
     "login_s": {"type": "float", "default": 300},
+    "restart": {"type": "bool", "default": True},
+    "max_evictions": {"type": "int", "default": 0},
+    "after": {"type": "int", "default": 0},
     "reason": {"type": "str", "default": "asked for"},
     "failed": {"type": "bool", "default": False},
 }
@@ -261,6 +292,8 @@ def body(module: AnsibleModule) -> dict[str, Any]:
     ledger.run(module.params["run"])
     if module.params["state"] == "absent":
         return _absent(module, settings, ledger, rental, providers)
+    if module.params["state"] == "cleared":
+        return _cleared(module, settings, ledger, rental, providers)
     if module.params["state"] == "resumed":
         return _resumed(module, settings, ledger, rental)
     return _present(module, settings, ledger, rental, providers)
@@ -314,7 +347,7 @@ def _present(
         controller=controller,
         max_attempts=max(1, len(offers)),
         terms={offer.offer_id: terms_from(item) for offer, item in zip(offers, options["offers"], strict=True)},
-        caps=caps_from(options),
+        caps=held(caps_from(options), ledger.attempts(run)),
         env={str(name): str(value) for name, value in options["env"].items()},
         lease_s=0 if record.keep_on_disconnect else round(options["lease_minutes"] * 60),
     )
@@ -352,7 +385,15 @@ def _resumed(module: AnsibleModule, settings: Settings, ledger: Ledger, rental: 
     gate = _gate(options, [(attempt.provider, attempt.gpu, attempt.gpu_count) for attempt in pending])
     login = PodLogin(settings, run, gate, clock, on_wait=lambda _why: ledger.raise_if_fenced(run, controller))
     try:
-        tenancy = rental.resume(run, public_key, login, events.emit, pinned=pinned, limit_s=options["login_s"])
+        tenancy = rental.resume(
+            run,
+            public_key,
+            login,
+            events.emit,
+            pinned=pinned,
+            limit_s=options["login_s"],
+            restart=options["restart"],
+        )
     except NotReadyError:
         if _had_its_weights(ledger, run):
             return over
@@ -363,6 +404,33 @@ def _resumed(module: AnsibleModule, settings: Settings, ledger: Ledger, rental: 
     events.emit("rent", f"the training on it is {training}")
     result = _result(ledger, run, changed=pod != before, before=before, after=pod, pod=pod)
     return {**result, "gate": tenancy.gate, "training": training}
+
+
+def _cleared(
+    module: AnsibleModule, settings: Settings, ledger: Ledger, rental: Rental, providers: dict[str, Provider]
+) -> dict[str, Any]:
+    options, run = module.params, module.params["run"]
+    pending = [attempt for attempt in ledger.attempts(run) if not attempt.final]
+    before = {"pods": [attempt.lease_name for attempt in pending]}
+    found = look_for_loss(
+        ledger,
+        providers,
+        run,
+        most=options["max_evictions"],
+        after=options["after"],
+        now=SystemClock().now(),
+    )
+    ends = found.lost if found.again and found.lost is not None and not found.lost.final else None
+    if found.again and not module.check_mode:
+        events = Events(settings.run_dir(run), run)
+        events.emit("rent", found.why)
+        if ends is not None:
+            rental.destroy(ends, outcome=LOST, reason=found.said, report=events.emit)
+    result = _result(
+        ledger, run, changed=ends is not None, before=before, after={"pods": []} if ends else before, pod={}
+    )
+    number = options["after"] if found.lost is None else found.lost.attempt
+    return {**result, "again": found.again, "why": found.why, "attempt": number}
 
 
 def _had_its_weights(ledger: Ledger, run: str) -> bool:

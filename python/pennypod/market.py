@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pennypod import gpus
 from pennypod.errors import BudgetError, NoCapacityError
@@ -185,6 +185,21 @@ def within_one_deadline(
             kept = together
     chosen = {id(rated) for rated in kept}
     return [rated for rated in ranked if id(rated) in chosen]
+
+
+def within_time(ranked: Sequence[RankedOffer], estimate: Estimate, left_s: float) -> list[RankedOffer]:
+    """The same offers, none with a budget of more than `left_s` seconds: what a run that goes on has left."""
+    return [
+        replace(
+            rated,
+            budget_s=left_s,
+            worst_case_micros=cost_micros(rated.offer.price_micros_per_h, left_s)
+            + estimate.traffic_micros_on(rated.offer),
+        )
+        if rated.budget_s > left_s
+        else rated
+        for rated in ranked
+    ]
 
 
 def worst_case_micros(ranked: Sequence[RankedOffer], estimate: Estimate) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 
 from pennypod import gpus
 from pennypod.errors import BudgetError, InputError, NoCapacityError, ProviderError
-from pennypod.ledger import QuarantineRecord
+from pennypod.ledger import AttemptRecord, QuarantineRecord
 from pennypod.market import (
     DEFAULT_LADDER,
     SECURE_ONLY_ABOVE_S,
@@ -21,6 +21,7 @@ from pennypod.market import (
     rank,
     within_caps,
     within_one_deadline,
+    within_time,
     without_quarantined,
     worst_case_micros,
 )
@@ -51,12 +52,16 @@ Admit = Callable[[str, int], int | None]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """`max_cost_micros` caps the worst case of one run; `max_attempts` how many offers may be tried."""
+    """`max_cost_micros` caps the worst case of one run; `max_attempts` how many offers may be tried.
+
+    `left_s` is the time to the deadline of a run that has one already: no later pod of it gets more.
+    """
 
     budget_factor: float
     max_attempts: int
     max_cost_micros: int | None = None
     allow_community: bool = False
+    left_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +170,8 @@ def _tier(
     if offers and not fit and required:
         machines = ", ".join(sorted({f"{o.provider}/{o.machine_id}" for o in offers}))
         raise NoCapacityError(f"every machine on offer failed lately and is in quarantine: {machines}")
-    return rank(fit, estimate, limits.budget_factor, preference, need.region), preference
+    ranked = rank(fit, estimate, limits.budget_factor, preference, need.region)
+    return ranked if limits.left_s is None else within_time(ranked, estimate, limits.left_s), preference
 
 
 def secondary_need(need: Need, wishes: Mapping[str, Any]) -> Need:
@@ -210,6 +216,23 @@ def _admitted(
     if refusals and not fitting:
         raise BudgetError(f"nothing was rented: {refusals[0].message}", **refusals[0].details)
     return fitting, min((limit for limit in allowances if limit is not None), default=None)
+
+
+def held(caps: Caps, attempts: Sequence[AttemptRecord]) -> Caps:
+    """The caps for one more pod of a run that has had one: what that was admitted under holds on, whoever asks now.
+
+    A run that goes on elsewhere is the same run; its caps may be lowered on the way, never raised or forgotten.
+    """
+    accepted = [attempt for attempt in attempts if attempt.ready is not None]
+    return replace(
+        caps,
+        run=_least(caps.run, *(attempt.allowance_micros for attempt in accepted)),
+        price=_least(caps.price, *(attempt.price_cap_micros_per_h for attempt in accepted)),
+    )
+
+
+def _least(*limits: int | None) -> int | None:
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def caps_from(options: Mapping[str, Any]) -> Caps:

@@ -253,7 +253,13 @@ class PodWatch:
 
 
 def cause_of_loss(provider: Provider, attempt: AttemptRecord) -> str:
-    """What the provider says of a failed run's pod, asked once and before anybody destroys it; with what to do.
+    """What `loss_of` says, with what to do about it."""
+    said = loss_of(provider, attempt)
+    return f"{said}; start the run again to rent another one" if said else ""
+
+
+def loss_of(provider: Provider, attempt: AttemptRecord) -> str:
+    """What the provider says of a failed run's pod, asked once and before anybody destroys it.
 
     Empty while it shows the pod running, when it does not answer, and when the pod's end was asked for: then its
     absence is our own doing.
@@ -266,12 +272,10 @@ def cause_of_loss(provider: Provider, attempt: AttemptRecord) -> str:
         return ""
     name = f"pod {attempt.pod_id[:12]}"
     if pod is None:
-        said = f"{name} is no longer listed at {provider.name}"
-    elif pod.state in (PodState.STOPPED, PodState.FAILED):
-        said = f"{provider.name} shows {name} as {pod.state.value}: {pod.progress or 'no reason given'}"
-    else:
-        return ""
-    return f"{said}; start the run again to rent another one"
+        return f"{name} is no longer listed at {provider.name}"
+    if pod.state in (PodState.STOPPED, PodState.FAILED):
+        return f"{provider.name} shows {name} as {pod.state.value}: {pod.progress or 'no reason given'}"
+    return ""
 
 
 def explained(reason: str, cause: str) -> str:

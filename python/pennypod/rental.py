@@ -217,7 +217,15 @@ class Rental:
         return Asked(worst, request.caps, balance)
 
     def resume(
-        self, run: str, public_key: str, login: Login, report: Report, *, pinned: Sequence[str], limit_s: float
+        self,
+        run: str,
+        public_key: str,
+        login: Login,
+        report: Report,
+        *,
+        pinned: Sequence[str],
+        limit_s: float,
+        restart: bool = True,
     ) -> Tenancy:
         """The pod that an earlier controller of the run has left, found in its provider's listing by its lease.
 
@@ -239,7 +247,7 @@ class Rental:
                 reasons.append(f"{provider.name} has no pod {attempt.lease_name} any more")
                 continue
             try:
-                pod = self._start_again(provider, pod, report)
+                pod = self._start_again(provider, pod, report) if restart else pod
             except ProviderError as exc:
                 reasons.append(f"{_given_up(pod)}, and cannot be started: {exc}")
                 continue

@@ -60,7 +60,7 @@ class AnsiblePlaybooks:
 
     def resume(self, run: str, variables: Mapping[str, Any]) -> Played:
         # What the run itself knows is not said again.
-        said = {name: value for name, value in variables.items() if name not in ("job", "provider", "artifacts_dir")}
+        said = {name: value for name, value in variables.items() if name not in ("job", "artifacts_dir")}
         return self._play("playbooks/resume.yml", run, {**said, "run": run})
 
     def _play(self, playbook: str, run: str, variables: Mapping[str, Any]) -> Played:

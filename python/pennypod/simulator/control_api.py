@@ -35,6 +35,7 @@ class ControlApi:
             ("DELETE", "requests"): self._forget_requests,
             ("POST", "balance"): self._set_balance,
             ("POST", "price"): self._set_price,
+            ("POST", "evict"): self._evict,
         }
         name = request.path.removeprefix("/_sim").strip("/")
         page = pages.get((request.method, name))
@@ -118,11 +119,21 @@ class ControlApi:
     def _set_price(self, request: Request) -> Reply:
         """{"id": "...", "usd_per_h": 0.9}: what a live pod's GPUs cost from now on, its disk apart."""
         body = _object(request)
-        pod = next((pod for pod in self.world.all_pods() if pod.id == str(body["id"]) and pod.alive), None)
-        if pod is None:
-            raise InputError(f"there is no live pod {body['id']}")
+        pod = self._live(str(body["id"]))
         self.world.set_price(pod, float(body["usd_per_h"]))
         return Reply(200, {"id": pod.id, "rate_micros_per_h": round(pod.meter.rate / 1000)})
+
+    def _evict(self, request: Request) -> Reply:
+        """{"id": "..."}: the provider takes a live pod back, now."""
+        pod = self._live(str(_object(request)["id"]))
+        self.world.evict(pod)
+        return Reply(200, {"id": pod.id, "stage": pod.stage})
+
+    def _live(self, pod_id: str) -> Pod:
+        pod = next((pod for pod in self.world.all_pods() if pod.id == pod_id and pod.alive), None)
+        if pod is None:
+            raise InputError(f"there is no live pod {pod_id}")
+        return pod
 
     # --- time ---------------------------------------------------------------------------------------------------------
 

@@ -309,6 +309,13 @@ class World:
         self._later(pod, lambda: self.backend.start(pod))
         return True
 
+    def evict(self, pod: Pod, at: float | None = None) -> None:
+        """The provider takes the pod back: Vast stops it and keeps its disk, at RunPod it is simply gone."""
+        if pod.provider == RUNPOD:
+            self.destroy(pod, "evicted")
+        else:
+            self.stop(pod, at)
+
     def restart(self, pod: Pod) -> None:
         self.stop(pod)
         self.start(pod)
@@ -381,10 +388,7 @@ class World:
             self._enter(pod, Stage.OFFLINE, at)
             self._later(pod, lambda: self.backend.stop(pod))
         elif what == "evict":
-            if pod.provider == RUNPOD:
-                self.destroy(pod, "evicted")
-            else:
-                self.stop(pod, at)
+            self.evict(pod, at)
 
     def _come_up(self, pod: Pod, at: float) -> None:
         if pod.failure:

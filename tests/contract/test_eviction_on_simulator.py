@@ -1,0 +1,183 @@
+"""A pod that is taken away in mid-training: the run ends on a second one, from its newest checkpoint in the bucket."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pennypod.errors import StoreError
+from pennypod.model.ids import parse_lease
+from pennypod.providers.local.engine import find_engine
+from pennypod.simulator.pods import gateway
+from pennypod.store import Checkpoints, open_bucket
+from pennypod.store.embedded import EmbeddedStore
+from serving import SECRET, Serving
+from simulated import KEYS, Simulator, simulator
+from workspace import TINY_JOB, Workspace, wait_until
+
+pytest.importorskip("boto3", reason="the store extra is not installed")
+pytestmark = [pytest.mark.pod, pytest.mark.heavy, pytest.mark.xdist_group("store"), pytest.mark.timeout(900)]
+
+CAP_USD = 0.5
+# Endless where it begins, three epochs where it goes on: only a run that resumes comes to an end.
+TRAINER = """\
+mkdir -p runs/tiny/weights
+first=1 last=600
+if [ -n "${PENNYPOD_RESUME_FROM:-}" ]; then
+  first=$(($(cat "$PENNYPOD_RESUME_FROM/last") + 1))
+  last=$((first + 2))
+fi
+for epoch in $(seq "$first" "$last"); do
+  echo "epoch $epoch/$last loss 0.5"
+  echo "$epoch" > runs/tiny/last
+  $PENNYPOD_CHECKPOINT_HOOK "$epoch" "$PWD/runs/tiny" last
+  sleep 1
+done
+echo "epoch,loss" > runs/tiny/results.csv
+python3 -c "
+import zipfile
+with zipfile.ZipFile('runs/tiny/weights/best.npz', 'w') as file:
+    file.writestr('w.npy', bytes(100000))
+"
+"""
+
+
+@pytest.fixture(scope="module")
+def sim() -> Iterator[Simulator]:
+    with simulator("--pods", "container", "--speed", "1", "--seed", "11") as running:
+        yield running
+
+
+class Cloud(Workspace):
+    """A workspace whose commands find the simulated clouds."""
+
+    def __init__(self, root: Path, sim: Simulator) -> None:
+        super().__init__(root)
+        self.sim = sim
+        (self.root / "code" / "train.sh").write_text(TRAINER)
+        job = f"{TINY_JOB}checkpoint_store: true\npod_max_cost_usd: {CAP_USD}\nwebhook_overrides: []\n"
+        (self.root / "group_vars" / "job_tiny.yml").write_text(job)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        keys = {"VAST_API_KEY": KEYS["vast"], "RUNPOD_API_KEY": KEYS["runpod"]}
+        return super().environment | keys | {"VAST_URL": self.sim.url, "RUNPOD_API_BASE_URL": f"{self.sim.url}/v2"}
+
+
+@pytest.fixture
+def cloud(tmp_path: Path, sim: Simulator) -> Cloud:
+    return Cloud(tmp_path, sim)
+
+
+@pytest.fixture
+def bucket(cloud: Cloud) -> Iterator[EmbeddedStore]:
+    engine = find_engine(os.environ, cloud.settings.cache_dir)
+    address = "" if engine.rootless else gateway(engine)
+    if not address:
+        pytest.skip("this engine's containers find no host address of ours")
+    server = EmbeddedStore(cloud.home, pod_address=address)
+    try:
+        server.start()
+    except StoreError as exc:
+        if "no free port" in str(exc):
+            pytest.skip("the engine's bridge is not up: it comes with the first container")
+        raise
+    yield server
+    server.stop()
+
+
+class Eviction:
+    """What the test did, and when the bucket had what."""
+
+    def __init__(self, sim: Simulator, bucket: EmbeddedStore) -> None:
+        self._sim = sim
+        self._bucket = open_bucket(bucket.config)
+        self.run = ""
+        self.kept = 0
+
+    def kept_epoch(self, run: str) -> int:
+        newest = Checkpoints(self._bucket, run).newest()
+        return 0 if newest is None else newest.marker.epoch or 0
+
+    def strike(self, lowest: int = 2) -> None:
+        """Wait until the only pod's run has a checkpoint of epoch `lowest`, and take that pod away."""
+        wait_until(lambda: self._trains(lowest), 400, "a checkpoint is kept")
+        (pod,) = self._sim.live()
+        self.kept = self.kept_epoch(self.run)
+        self._sim.post("evict", {"id": pod["id"]})
+
+    def _trains(self, lowest: int) -> bool:
+        leases = [lease for pod in self._sim.live() if (lease := parse_lease(pod["name"])) is not None]
+        self.run = leases[0].run if leases else ""
+        return bool(self.run) and self.kept_epoch(self.run) >= lowest
+
+
+def epochs_in(log: Path) -> list[int]:
+    return [int(found) for found in re.findall(r"^epoch (\d+)/", log.read_text(), re.MULTILINE)]
+
+
+def check(cloud: Cloud, eviction: Eviction, sim: Simulator, provider: str) -> None:
+    """Two pods, one after the other, of one run: resumed, proven gone, within the caps, and all of it written down."""
+    document: dict[str, Any] = cloud.document()
+    events = (cloud.home / "runs" / eviction.run / "events.jsonl").read_text()
+    assert (document["run"], document["outcome"], document["pods_still_billing"]) == (eviction.run, "succeeded", 0)
+    folder = Path(document["artifacts_dir"])
+    after = epochs_in(folder / "train.log")
+    (resumed,) = re.findall(r"goes on from the checkpoint of epoch (\d+)", events)
+    assert eviction.kept <= int(resumed) == after[0] - 1, "no epoch is done again that has a checkpoint"
+    assert len(after) == 3
+    first, second = document["attempts"]
+    assert [first["outcome"], second["outcome"]] == ["lost", "done"]
+    assert first["provider"] == second["provider"] == provider
+    said = {"vast": "shows pod .* as stopped", "runpod": "is no longer listed at runpod"}[provider]
+    assert re.search(said, first["reason"])
+    pods = [pod for pod in sim.ever() if parse_lease(pod["name"]).run == eviction.run]  # type: ignore[union-attr]
+    assert [pod["name"] for pod in pods] == [first["pod_name"], second["pod_name"]]
+    assert pods[0]["gone_at"] <= pods[1]["created"], "never two at a time"
+    assert sim.live() == []
+    leases = [parse_lease(attempt["pod_name"]) for attempt in document["attempts"]]
+    assert len({lease.deadline for lease in leases if lease}) == 1, "the second pod buys no time"
+    receipts = json.loads((folder / "receipt.json").read_text())["pods"]
+    assert [receipt["pod_name"] for receipt in receipts] == [first["pod_name"], second["pod_name"]]
+    meter = {row["name"]: row["micros"] for row in sim.get("meter")["pods"]}
+    spent = sum(meter[pod["name"]] for pod in pods)
+    assert spent <= document["cost_usd"] * 1e6 + 2000 <= CAP_USD * 1e6
+
+
+def test_a_run_of_the_playbook_ends_on_a_second_pod(
+    cloud: Cloud, sim: Simulator, bucket: EmbeddedStore, tmp_path: Path
+) -> None:
+    eviction, log = Eviction(sim, bucket), tmp_path / "play.log"
+    with cloud.playing(job="tiny", provider="vast", log=log) as playing:
+        eviction.strike()
+        assert playing.wait(400) == 0, log.read_text()[-6000:]
+    check(cloud, eviction, sim, "vast")
+    (first,) = cloud.artifacts.glob("*/train.log.1")
+    assert epochs_in(first)[0] == 1, "the lost pod's log is kept"
+
+
+def test_a_run_of_the_orchestrator_ends_on_a_second_pod(cloud: Cloud, sim: Simulator, bucket: EmbeddedStore) -> None:
+    (cloud.root / "serve.yml").write_text(f"poll_s: 2\nprovider: runpod\nartifacts_dir: {cloud.artifacts}\n")
+    environment = cloud.environment | {
+        "PENNYPOD_WEBHOOK_SECRET": SECRET,
+        "PENNYPOD_SERVE_CONFIG": str(cloud.root / "serve.yml"),
+    }
+    command = [str(Path(sys.executable).parent / "pennypod"), "serve", "--port", "PORT"]
+    served = Serving(command, cloud.root, environment, cloud.root / "serve.log")
+    try:
+        served.start()
+        eviction = Eviction(sim, bucket)
+        run = served.start_run()
+        served.wait_for(run, stage="watch", limit_s=400)
+        eviction.strike()
+        status = served.wait_for(run, limit_s=400)
+        assert status["outcome"] == "succeeded", json.dumps(status, indent=1) + served.log()
+        check(cloud, eviction, sim, "runpod")
+    finally:
+        served.close()
