@@ -205,7 +205,7 @@ def closing_line(document: Mapping[str, Any]) -> Text:
 
 
 def spending_table(document: Mapping[str, Any]) -> RenderableType:
-    """Where the cents went, and what an image that needs no bootstrap would have saved."""
+    """Where the cents went, and what a golden image, which needs no bootstrap, would have saved."""
     table = Table(show_edge=False)
     table.add_column("where the cents went")
     for name in ("seconds", "dollars", "share"):
@@ -218,7 +218,8 @@ def spending_table(document: Mapping[str, Any]) -> RenderableType:
     bootstrap = document["spent"].get("bootstrap")
     if bootstrap is not None and bootstrap["seconds"] >= WORTH_BAKING_S:
         saved = f"up to {bootstrap['seconds']:.0f} s and ${bootstrap['usd']:.6f} of each run"
-        lines.append(Text(f"an image that needs no bootstrap would save {saved}"))
+        hint = f": ansible-playbook bake.yml -e job={document['job']}" if document["provider"] == "local" else ""
+        lines.append(Text(f"a golden image would save {saved}{hint}"))
     return Group(Text(), *lines, Text())
 
 

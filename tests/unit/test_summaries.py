@@ -75,7 +75,7 @@ def spent(ledger: Ledger, bootstrap_s: float) -> str:
 def test_a_report_tells_where_the_cents_went(ledger: Ledger) -> None:
     text = spent(ledger, 30)
     assert [line.split()[0] for line in text.splitlines() if "%" in line] == ["boot", "bootstrap", "training"]
-    assert "an image that needs no bootstrap would save up to 30 s and $" in text
+    assert "a golden image would save up to 30 s and $" in text
 
 
 def test_a_bootstrap_without_work_is_nothing_to_save(ledger: Ledger) -> None:
