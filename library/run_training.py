@@ -222,6 +222,7 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from pennypod.ansible import run_module
+from pennypod.callbacks import read_access
 from pennypod.checkpointing import CheckpointKeeper, open_keeper, terms_of
 from pennypod.clock import SystemClock
 from pennypod.errors import InputError, PennypodError, StoreError, TrainingError
@@ -297,7 +298,15 @@ class Training:
         if o["checkpoint_store"]:
             env |= self.keep_checkpoints(env)
         write_plan(self.settings.run_dir(o["run"]), self.escrow_plan())
-        started = launch(self.ssh, o["pod_home"], o["command"], env, run=o["run"], python=o["python"])
+        started = launch(
+            self.ssh,
+            o["pod_home"],
+            o["command"],
+            env,
+            run=o["run"],
+            python=o["python"],
+            callback=read_access(self.settings.run_dir(o["run"])),
+        )
         self.events.emit("training", "started in tmux" if started.launched else f"is {started.state} already")
         if o["state"] == "started":
             return self.result(started, None, "started" if started.launched else started.state)

@@ -19,7 +19,7 @@ from typing import Any, Self
 
 import psutil
 import requests
-import sqlalchemy as sa
+from pennypod.callbacks import read_access
 from pennypod.ledger import open_ledger
 from pennypod.model.ids import parse_lease
 from pennypod.settings import Settings, load_settings
@@ -227,12 +227,12 @@ class Rehearsal(Serving):
         return self.http.post(f"{self.url}/hooks/callback/{run}", data=body, headers=headers, timeout=30)
 
     def token(self, run: str) -> str:
-        """The run's callback token, from the tables: nobody outside the pod is told."""
-        local = f"sqlite:///file:{self.root / 'home' / 'orchestrator.sqlite3'}?mode=ro&uri=true"
-        engine = sa.create_engine(self._environment.get("PENNYPOD_DATABASE_URL", local), poolclass=sa.NullPool)
-        query = sa.text("select callback_token from orchestrator_requests where run=:run")
-        with engine.connect() as tables:
-            return str(tables.execute(query, {"run": run}).scalar_one())
+        """The run's callback token, from its folder, once it may call back: nobody outside the pod is told."""
+        folder = self.settings.home / "runs" / run
+        wait_until(lambda: read_access(folder), 30, f"{run} may call back")
+        access = read_access(folder)
+        assert access is not None
+        return access.token
 
 
 def check_ended_once(rehearsal: Rehearsal, run: str, outcome: str = "succeeded") -> None:

@@ -12,14 +12,24 @@ from typing import Self
 class CuttingProxy:
     """Forwards to `port`; the first `cuts` connections end abruptly after `up` or `down` bytes in that direction."""
 
-    def __init__(self, port: int, *, up: int | None = None, down: int | None = None, cuts: int = 1) -> None:
+    def __init__(
+        self,
+        port: int,
+        *,
+        up: int | None = None,
+        down: int | None = None,
+        cuts: int = 1,
+        host: str = "127.0.0.1",
+        listen: int = 0,
+    ) -> None:
+        """It listens on `host` and the port `listen`, 0 for any."""
         self._target = port
         self._limits = {"up": up, "down": down}
         self._cuts = cuts
         self.connections = 0
         self.carried = {"up": 0, "down": 0}
         self._open: list[socket.socket] = []
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener = socket.create_server((host, listen))
         self.port: int = self._listener.getsockname()[1]
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()

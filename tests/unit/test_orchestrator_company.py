@@ -25,9 +25,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 def accept(store: Store, run: str) -> None:
     delivery = Delivery("pennypod", "hash", f"sig:{run}", 600)
     order = Order("demo", (), {}, 5)
-    store.take_start(
-        delivery, order, new_run=lambda: run, provider="auto", token="token", limits=Limits(queue=10), now=NOON
-    )
+    store.take_start(delivery, order, new_run=lambda: run, provider="auto", limits=Limits(queue=10), now=NOON)
 
 
 def never(_worker: str) -> bool:

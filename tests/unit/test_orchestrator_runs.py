@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pennypod.orchestrator.store import open_store
 from serving import Rehearsal, check_ended_once
 from workspace import wait_until
 
@@ -103,6 +104,35 @@ def test_the_token_of_a_run_opens_nothing_else(rehearsal: Rehearsal) -> None:
         answer = rehearsal.http.post(f"{rehearsal.url}{path}", headers=headers, timeout=10)
         assert answer.status_code == 401, path
     assert rehearsal.post({"action": "train_start", "job": "tiny"}, secret=token).status_code == 401
+
+
+def test_the_token_of_a_run_outlives_a_restart_and_ends_with_the_run(rehearsal: Rehearsal) -> None:
+    rehearsal.start()
+    run = rehearsal.start_run()
+    rehearsal.wait_for(run, stage="watch")
+    token = rehearsal.token(run)
+    rehearsal.kill()
+    rehearsal.start()
+    assert rehearsal.call_back(run, "epoch", token, epoch=1).status_code == 204
+    for _ in range(2):  # a word that comes twice ends the run once
+        assert rehearsal.call_back(run, "success", token).status_code in (204, 401)
+    check_ended_once(rehearsal, run)
+    late = rehearsal.call_back(run, "success", token)
+    assert (late.status_code, late.json()["code"]) == (401, "token_invalid")
+    files = [path for path in rehearsal.root.rglob("*") if path.is_file()]
+    assert [path for path in files if token.encode() in path.read_bytes()] == []
+
+
+def test_only_an_end_makes_anybody_look_at_the_pod(tmp_path: Path) -> None:
+    """An epoch a second must not become a login a second."""
+    store = open_store(f"sqlite:///{tmp_path / 'o.sqlite3'}")
+    for event in ("started", "epoch", "checkpoint"):
+        store.record_callback("tiny-1201-aaaaa", event, "", 1.0)
+    newest, woken = store.wakes_since(0)
+    assert woken == set()
+    store.record_callback("tiny-1201-aaaaa", "failure", "", 2.0)
+    assert store.wakes_since(newest)[1] == {"tiny-1201-aaaaa"}
+    store.close()
 
 
 def test_success_wakes_the_watch_at_once(tmp_path: Path) -> None:

@@ -3,8 +3,9 @@
 
     supervise.py POD_HOME
 
-Reads POD_HOME/launch.json (``{"run", "command", "env", "python"}``), runs the command in POD_HOME/out, copies its
-output to POD_HOME/train.log and to its own standard output, and keeps POD_HOME/status.json true until the very end.
+Reads POD_HOME/launch.json (``{"run", "command", "env", "python"}``, and perhaps ``"callback": {"url", "token"}``), runs
+the command in POD_HOME/out, copies its output to POD_HOME/train.log and to its own standard output, and keeps
+POD_HOME/status.json true until the very end.
 
 The command's exit code is this program's exit code; 75 = another supervisor works here, 76 = this run was started
 before, 78 = it could not be started.
@@ -17,6 +18,7 @@ import errno
 import fcntl
 import json
 import os
+import re
 import select
 import shutil
 import signal
@@ -34,6 +36,8 @@ DRAIN_S = 2.0
 SLOT_BYTES = 16384
 TAIL_BYTES = 2048
 CHUNK_BYTES = 65536
+# "epoch 3/8", "Epoch [3/8]", and the table of ultralytics: "      1/100      2.31G ..."
+EPOCHS = re.compile(rb"(?im)\bepoch\b[\s:=#\[(]*(\d+)\s*(?:/|\bof\b)\s*(\d+)|^ {2,}(\d+)/(\d+) {2,}\S")
 
 EX_BUSY = 75
 EX_REPEATED = 76
@@ -132,12 +136,68 @@ class Tee:
             self.lost_now += len(data) - done
 
 
+class Messenger:
+    """Word to an orchestrator, where there is one: a process beside us does the talking, and we never wait for it."""
+
+    def __init__(self, access: dict[str, Any]) -> None:
+        self.pipe = -1
+        self.epoch = b""
+        self.kept: Any = None
+        if not access:
+            return
+        script = os.path.join(os.path.dirname(os.path.abspath(__file__)), "call_back.py")
+        ours, theirs = -1, -1
+        try:
+            theirs, ours = os.pipe()
+            os.set_blocking(ours, False)
+            # Its own session: it has a minute to deliver the last word when we and tmux are gone.
+            subprocess.Popen(
+                [sys.executable, script],
+                cwd="/",
+                stdin=theirs,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+            self.pipe = ours
+        except OSError as exc:
+            say("nobody will be called back: %s" % exc)
+        finally:
+            if theirs >= 0:
+                os.close(theirs)
+        self.put(access)
+
+    def tell(self, event: str, **data: Any) -> None:
+        self.put({"event": event, "data": data})
+
+    def put(self, line: dict[str, Any]) -> None:
+        if self.pipe < 0:
+            return
+        with contextlib.suppress(OSError):  # it has ended, or is far behind: then this is not heard
+            os.write(self.pipe, json.dumps(line).encode() + b"\n")
+
+    def tell_progress(self, home: str, tail: bytes) -> None:
+        """The newest epoch in the log, and the newest checkpoint in the bucket, when they are new."""
+        if self.pipe < 0:
+            return
+        found = EPOCHS.findall(tail)
+        if found and found[-1] != self.epoch:
+            self.epoch = found[-1]
+            number, total = [int(part) for part in found[-1] if part]
+            self.tell("epoch", epoch=number, epochs=total)
+        kept = read_json(os.path.join(home, "store", "state.json")).get("kept_epoch")
+        if kept is not None and kept != self.kept:
+            self.kept = kept
+            self.tell("checkpoint", epoch=kept)
+
+
 class Supervisor:
     def __init__(self, home: str, spec: dict[str, Any], status: StatusFile) -> None:
         self.home = home
         self.spec = spec
         self.status = status
         self.tee = Tee(os.path.join(home, "train.log"))
+        self.messenger = Messenger(spec.get("callback") or {})
         self.started = time.time()
         self.child: subprocess.Popen[bytes] | None = None
         self.stopped_by = ""
@@ -219,10 +279,12 @@ class Supervisor:
             )
         except (OSError, ValueError) as exc:
             self.status.write(self.fields("failed_to_start", finished=time.time(), error=str(exc)))
+            self.messenger.tell("failure", error="the command cannot be started")
             say("cannot start the command: %s" % exc)
             return EX_UNSTARTABLE
         # Twice, so that both slots of the status file exist before the disk can fill up.
         self.status.write(self.fields("running"))
+        self.messenger.tell("started")
         self.follow(wake_read)
         return self.finish()
 
@@ -250,6 +312,7 @@ class Supervisor:
             self.stop_if_asked(now)
             if now >= beat_at:
                 self.status.write(self.fields("running"))
+                self.messenger.tell_progress(self.home, self.tee.tail)
                 beat_at = now + HEARTBEAT_S
             if not give_up_at and has_ended(self.child.pid):
                 give_up_at = now + DRAIN_S
@@ -283,6 +346,10 @@ class Supervisor:
             if self.status.write(final):
                 break
             time.sleep(1.0)
+        # After the status: whoever looks because of this must find it. Who has stopped us needs no word of it.
+        if not self.stopped_by:
+            self.messenger.tell_progress(self.home, self.tee.tail)
+            self.messenger.tell("success" if code == 0 else "failure", **ended)
         say("the command ended with %s" % ("exit code %d" % code if code >= 0 else "signal %d" % -code))
         return code if code >= 0 else 128 - code
 

@@ -20,6 +20,7 @@ requests = sa.Table(
     sa.Column("overrides", sa.JSON, nullable=False),
     sa.Column("priority", sa.Integer, nullable=False),
     sa.Column("source", sa.String(64), nullable=False),
+    # The SHA-256 of it, empty before the run's launch: the token itself is in the run's own folder (callbacks.py).
     sa.Column("callback_token", sa.String(64), nullable=False),
     sa.Column("received", sa.Double, nullable=False, index=True),
     sa.Column("state", sa.String(16), nullable=False, index=True),

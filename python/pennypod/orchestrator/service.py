@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import IO
 
 from pennypod import processes
+from pennypod.callbacks import token_digest
 from pennypod.clock import Clock, SystemClock
 from pennypod.errors import InputError
 from pennypod.ledger import Ledger, open_ledger
@@ -92,6 +93,7 @@ class Service:
             is_training=judge.is_training,
             clock=self.clock,
             artifacts_dir=config.file.artifacts_dir or str(config.root / "artifacts"),
+            public_url=(config.file.public_url or "").rstrip("/"),
         )
         self.runs = workflow.Runs(self.steps, judge, self.room, launches=self.limits.running, poll_s=config.file.poll_s)
 
@@ -205,7 +207,6 @@ class Service:
                 order,
                 new_run=lambda: new_run_id(order.job, now, secrets.randbelow),
                 provider=self.config.file.provider,
-                token=secrets.token_urlsafe(32),
                 limits=self.limits,
                 now=now,
             )
@@ -213,12 +214,13 @@ class Service:
         return taken
 
     async def check_callback_token(self, run: str, token: str) -> None:
-        """Raises ProblemError token_invalid, for a run that is not here too: who guesses learns nothing."""
+        """Raises ProblemError token_invalid, also for a run that is over or not here: who guesses learns nothing."""
         try:
-            wanted = (await asyncio.to_thread(self.store.request, run)).callback_token
+            request = await asyncio.to_thread(self.store.request, run)
+            wanted = request.callback_token if request.state == RUNNING else ""
         except ProblemError:
             wanted = ""
-        if not wanted or not secrets.compare_digest(token.encode(), wanted.encode()):
+        if not wanted or not secrets.compare_digest(token_digest(token), wanted):
             raise ProblemError("token_invalid", "this token is not that of this run")
 
     async def take_callback(self, run: str, callback: Callback) -> None:

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from pennypod import processes
+from pennypod.callbacks import give_access, plan_access, take_access
 from pennypod.clock import Clock
 from pennypod.ending import Ending
 from pennypod.errors import FencedError, InputError, PennypodError
@@ -49,6 +50,7 @@ class Steps:
     is_training: Callable[[str], bool]
     clock: Clock
     artifacts_dir: str
+    public_url: str = ""
 
     # --- launch -----------------------------------------------------------------------------------------------------
 
@@ -61,6 +63,7 @@ class Steps:
         if request.cancel_requested is not None:
             return OVER
         self.enter(run, "launch", "starting")
+        self._let_call_back(run)
         for _ in range(MOST_TRIES):
             ended = self.playbooks.end_leftovers(run)
             if ended:
@@ -79,6 +82,14 @@ class Steps:
             if self.has_pod(run) and played.rc == 0:
                 return TRAINING
         return BROKEN
+
+    def _let_call_back(self, run: str) -> None:
+        """Before anything is on a pod. Without an address that pods reach, the token stays here and nobody calls."""
+        url = f"{self.public_url}/hooks/callback/{run}" if self.public_url else ""
+        folder = self.settings.run_dir(run)
+        access = plan_access(folder, url)
+        self.store.set_callback_token(run, access.digest)  # first: who finds the token may use it
+        give_access(folder, access)
 
     def _play(self, request: Request, record: RunRecord | None) -> Played:
         if record is None or not self._has_something_to_resume(request.run):
@@ -187,6 +198,7 @@ class Steps:
         if document.get("attempts"):
             receipts = [attempt.receipt for attempt in self.ledger.attempts(run) if attempt.receipt is not None]
             self.notices.tell(run, "destroyed", {**_summary(document), "outcome": outcome, "receipts": receipts})
+        take_access(self.settings.run_dir(run))
         self.store.end(run, outcome, reason, self._now())
         return outcome
 

@@ -26,6 +26,7 @@ WAITING, RUNNING, ENDED = "waiting", "running", "ended"
 START, CANCEL = "start", "cancel"
 STAGES = ("admit", "launch", "watch", "finish", "destroy", "report")
 _MAX_TEXT = 2000
+_LAST_WORDS = ("success", "failure")
 # The number that PostgreSQL knows this lock by; beside those of the ledger, which are 4.
 _CREATING = 0x70656E6E79 + 16
 _GIVEN_UP = 0.0
@@ -131,7 +132,6 @@ class Store:
         *,
         new_run: Callable[[], str],
         provider: str,
-        token: str,
         limits: Limits,
         now: float,
     ) -> Taken:
@@ -146,7 +146,7 @@ class Store:
             "overrides": dict(order.overrides),
             "priority": order.priority,
             "source": delivery.source,
-            "callback_token": token,
+            "callback_token": "",
             "received": now,
             "state": WAITING,
             "stage": "admit",
@@ -250,6 +250,10 @@ class Store:
         with self._transaction() as tx:
             _update(tx, run, failure_code=code)
 
+    def set_callback_token(self, run: str, digest: str) -> None:
+        with self._transaction() as tx:
+            _update(tx, run, callback_token=digest)
+
     def record_callback(self, run: str, event: str, text: str, now: float) -> None:
         with self._transaction() as tx:
             _enter(tx, run, now, "callback", event, text)
@@ -258,17 +262,18 @@ class Store:
         """How the training side says that it ended: "success", "failure", or None while it has not."""
         table = schema.timeline
         query = sa.select(table.c.name).where(
-            table.c.run == run, table.c.kind == "callback", table.c.name.in_(("success", "failure"))
+            table.c.run == run, table.c.kind == "callback", table.c.name.in_(_LAST_WORDS)
         )
         with self._transaction() as tx:
             return tx.execute(query.order_by(table.c.id).limit(1)).scalar()
 
     def wakes_since(self, entry_id: int) -> tuple[int, set[str]]:
-        """Runs to which something was said after that timeline entry; and the newest entry there is."""
+        """Runs of which an end was told or asked for after that timeline entry; and the newest entry there is."""
         table = schema.timeline
         with self._transaction() as tx:
             newest = tx.execute(sa.select(sa.func.max(table.c.id))).scalar() or 0
-            query = sa.select(table.c.run).where(table.c.id > entry_id, table.c.kind.in_(("callback", "cancel")))
+            told = (table.c.kind == "callback") & table.c.name.in_(_LAST_WORDS)
+            query = sa.select(table.c.run).where(table.c.id > entry_id, told | (table.c.kind == "cancel"))
             return int(newest), set(tx.execute(query).scalars())
 
     def end(self, run: str, outcome: str, reason: str, now: float) -> bool:

@@ -16,12 +16,13 @@ from pennypod.weights import parse_answer
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from pennypod.callbacks import CallbackAccess
     from pennypod.ssh import Ssh
 
 ONPOD = Path(__file__).parent.parent / "onpod"
 LAUNCH_SCRIPT = ONPOD / "launch.py"
 # What the pod keeps for itself: the supervisor, and what the stream calls beside it.
-RESIDENT_SCRIPTS = ("supervise.py", "find_files.py")
+RESIDENT_SCRIPTS = ("supervise.py", "find_files.py", "call_back.py")
 PROOF_S = 20.0  # from new-session to a status file and a living session, on a busy pod
 
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -56,18 +57,23 @@ def launch(
     run: str,
     python: str = "",
     session: str = SESSION,
+    callback: CallbackAccess | None = None,
 ) -> Launched:
     """Start `command` in tmux on the pod, unless this run was started there before; then only say so.
 
+    With `callback` the pod tells that address how it goes; no file there keeps the token once the command has started.
     Returns once a new login, made after the launching one was over, has seen the session alive (or the command over).
     Raises TrainingError when it cannot be started, DiskFullError when the pod has no room.
     """
     check_launch(command, env)
+    spec: dict[str, Any] = {"run": run, "command": command, "env": dict(env), "python": python}
+    if callback is not None and callback.url:
+        spec["callback"] = {"url": callback.url, "token": callback.token}
     order = {
         "home": pod_home,
         "session": session,
         "run": run,
-        "spec": {"run": run, "command": command, "env": dict(env), "python": python},
+        "spec": spec,
         "scripts": {name: (ONPOD / name).read_text(encoding="utf-8") for name in RESIDENT_SCRIPTS},
     }
     # Not over the shared connection: the session must outlive the very connection that started it.

@@ -1,0 +1,106 @@
+"""A real pod calls the orchestrator back: its end is acted on at once, and its token is left nowhere."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import requests
+from loopback_sshd import free_port
+from pennypod.callbacks import read_access
+from pennypod.providers.local.engine import find_engine
+from pennypod.providers.registry import all_providers
+from pennypod.simulator.pods import gateway
+from serving import SECRET, Serving
+from tcp_proxy import CuttingProxy
+from workspace import BIN, TINY_JOB, Workspace, wait_until
+
+pytestmark = [pytest.mark.pod, pytest.mark.heavy, pytest.mark.timeout(600), pytest.mark.xdist_group("serve")]
+
+# The last line of its log is when the trainer ended, by the clock of this machine.
+TIMED = 'training_command: sh "$PENNYPOD_CODE/train.sh" 12 0 && date +%s.%N\n'
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Iterator[Workspace]:
+    workspace = Workspace(tmp_path)
+    command = next(line for line in TINY_JOB.splitlines() if line.startswith("training_command"))
+    job = TINY_JOB.replace(command + "\n", TIMED) + "webhook_overrides: []\n"
+    (workspace.root / "group_vars" / "job_tiny.yml").write_text(job)
+    yield workspace
+    for pod in workspace.pods():  # of a test that has failed
+        all_providers(workspace.settings)["local"].destroy(pod.pod_id)
+
+
+@pytest.fixture
+def outside(workspace: Workspace) -> str:
+    """This machine's address as its pods find it."""
+    engine = find_engine(os.environ, workspace.settings.cache_dir)
+    address = "" if engine.rootless else gateway(engine)
+    if not address:
+        pytest.skip("this engine's containers find no host address of ours")
+    return address
+
+
+@pytest.fixture
+def served(workspace: Workspace, outside: str) -> Iterator[Serving]:
+    port = free_port()
+    config = (
+        f"poll_s: 900\nprovider: local\nartifacts_dir: {workspace.artifacts}\npublic_url: http://{outside}:{port}\n"
+    )
+    (workspace.root / "serve.yml").write_text(config)
+    environment = workspace.environment | {
+        "PENNYPOD_WEBHOOK_SECRET": SECRET,
+        "PENNYPOD_SERVE_CONFIG": str(workspace.root / "serve.yml"),
+    }
+    command = [str(BIN / "pennypod"), "serve", "--port", "PORT"]
+    serving = Serving(command, workspace.root, environment, workspace.root / "serve.log")
+    serving.port = port
+    serving.start()
+    yield serving
+    serving.close()
+
+
+def files_with(token: str, *folders: Path) -> list[Path]:
+    found = []
+    for folder in folders:
+        files = (path for path in folder.rglob("*") if path.is_file())
+        found += [path for path in files if token.encode() in path.read_bytes()]
+    return found
+
+
+def test_a_pod_that_calls_back_is_fetched_and_destroyed_at_once(
+    served: Serving, workspace: Workspace, outside: str
+) -> None:
+    run = served.start_run()
+    wait_until(workspace.pods, 200, "a pod is there, and with it the engine's bridge")
+    access = read_access(workspace.home / "runs" / run)
+    assert access is not None
+    # As a reverse proxy does it: the orchestrator itself listens on loopback only.
+    with CuttingProxy(served.port, host=outside, listen=served.port, cuts=0):
+        status = served.wait_for(run, limit_s=250)
+    assert status["outcome"] == "succeeded", status
+    told = [entry for entry in status["timeline"] if entry["kind"] == "callback"]
+    names = [entry["name"] for entry in told]
+    assert (names[0], names[-1]) == ("started", "success")
+    assert set(names[1:-1]) == {"epoch"}
+    assert told[-2]["text"] == "epoch=12, epochs=12"
+
+    trainer_ended = float((workspace.artifacts / run / "train.log").read_text().split()[-1])
+    watch, finish = [entry["at"] for entry in status["timeline"] if entry["name"] in ("watch", "finish")]
+    (attempt,) = workspace.ledger().attempts(run)
+    assert attempt.gone is not None
+    print(f"after the trainer's end: finish {finish - trainer_ended:.1f} s, gone {attempt.gone - trainer_ended:.1f} s")
+    assert finish - max(watch, told[-1]["at"]) < 10, "the next look would have been in a quarter of an hour"
+
+    again = requests.post(
+        access.url.replace(outside, "127.0.0.1"),
+        json={"event": "success"},
+        headers={"Authorization": f"Bearer {access.token}"},
+        timeout=10,
+    )
+    assert (again.status_code, again.json()["code"]) == (401, "token_invalid")
+    assert files_with(access.token, workspace.home, workspace.artifacts) == []
+    assert access.token not in served.log()
