@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
+from fakes import FakeClock
 from pennypod import processes
+from pennypod.cli import main
+from pennypod.cli.app import App
 from pennypod.clock import SystemClock
 from pennypod.errors import FencedError, InputError, TransientError
 from pennypod.golden import (
@@ -289,3 +294,55 @@ def test_a_file_that_is_no_manifest_is_named(settings: Settings) -> None:
     (folder / "golden-demo-v1.json").write_text("{}")
     with pytest.raises(InputError, match=r"golden-demo-v1\.json is no manifest"):
         GoldenStore(settings.home).all()
+
+
+# --- the command --------------------------------------------------------------------------------------------
+
+
+def pennypod(settings: Settings, maker: Maker, *args: str) -> tuple[int, str]:
+    app = App(settings, FakeClock(), lambda _settings: {"local": maker})  # type: ignore[dict-item]
+    result = CliRunner().invoke(main, ["images", *args], obj=app)
+    return result.exit_code, result.output
+
+
+@pytest.fixture
+def two(settings: Settings) -> Maker:
+    """Two images, the older of which has gone."""
+    open_run(settings)
+    maker = Maker()
+    bake(settings, maker)
+    bake(settings, maker)
+    del maker.images["golden-demo-v1"]
+    return maker
+
+
+def test_the_table_says_which_images_are_missing(settings: Settings, two: Maker) -> None:
+    code, text = pennypod(settings, two)
+    rows = {line.split()[0]: line for line in text.splitlines() if line.strip().startswith("golden-")}
+    assert code == 0
+    assert {name: "missing" in row for name, row in rows.items()} == {"golden-demo-v1": True, "golden-demo-v2": False}
+    assert [(item["name"], item["there"]) for item in json.loads(pennypod(settings, two, "--json")[1])] == [
+        ("golden-demo-v1", False),
+        ("golden-demo-v2", True),
+    ]
+
+
+def test_removing_can_be_tried_first(settings: Settings, two: Maker) -> None:
+    assert pennypod(settings, two, "prune", "--dry-run") == (0, "would remove golden-demo-v1\n")
+    assert len(GoldenStore(settings.home).all()) == 2
+    assert pennypod(settings, two, "prune") == (0, "removed golden-demo-v1\n")
+    assert pennypod(settings, two, "rm", "golden-demo-v2") == (0, "removed golden-demo-v2\n")
+    assert (two.images, GoldenStore(settings.home).all()) == ({}, [])
+    assert pennypod(settings, two, "rm", "golden-demo-v2")[0] == 1
+
+
+def test_an_image_in_use_stays_with_its_manifest(
+    settings: Settings, two: Maker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_name: str) -> None:
+        raise TransientError("image is in use by a container")
+
+    monkeypatch.setattr(two, "remove_image", refuse)
+    code, text = pennypod(settings, two, "rm", "golden-demo-v2")
+    assert (code, text) == (1, "error: golden-demo-v2: image is in use by a container\n")
+    assert len(GoldenStore(settings.home).all()) == 2
