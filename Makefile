@@ -95,6 +95,10 @@ molecule: setup ## roles against local containers, one of them with systemd: con
 bench: setup ## seconds by stage as JSON: the demo beside a plain ssh/scp/tar script, on a stock and a bootstrapped pod
 	@python tests/bench/bench.py $(ARGS)
 
+.PHONY: bench-data
+bench-data: setup ## the data path on emulated links beside scp, rsync, tar and rclone (about ten minutes)
+	@python tests/bench/data_bench.py $(ARGS)
+
 # --- the rest ------------------------------------------------------------------------------------------------------------
 
 .PHONY: sample-data
