@@ -30,14 +30,14 @@ from pennypod.model.money import micros_to_usd
 from pennypod.model.offer import Need, Order
 from pennypod.model.pod import PodState, SshAddress
 from pennypod.providers.base import TellsReach
-from simulated import KEYS, PUBLIC_KEY, RUN, RentingWorld, Simulator, simulator
+from simulated import KEYS, PUBLIC_KEY, RUN, RentingWorld, Simulator, simulator_within
 
 BOTH = pytest.mark.parametrize("provider", ["vast", "runpod"])
 
 
 @pytest.fixture
 def sim() -> Iterator[Simulator]:
-    with simulator("--seed", "7") as running:
+    with simulator_within(seed=7) as running:
         yield running
 
 
