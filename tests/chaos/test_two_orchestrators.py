@@ -67,8 +67,11 @@ def pair_of(root: Path, config: str) -> Iterator[Pair]:
 
 def test_one_is_killed_at_any_moment_and_the_other_takes_over(tmp_path: Path) -> None:
     with pair_of(tmp_path, "") as pair:
-        runs = []
+        runs: list[str] = []
+        survivor = pair.one
         for moment in MOMENTS:
+            for server in pair.dead():
+                server.start()
             pair.one.die_at(moment)
             runs.append(pair.one.start_run())
             wait_until(lambda run=runs[-1]: pair.dead() or _call_back(pair.two, run), 30, f"one dies at {moment}")
@@ -77,9 +80,8 @@ def test_one_is_killed_at_any_moment_and_the_other_takes_over(tmp_path: Path) ->
             wait_until(lambda by=survivor, run=runs[-1]: _call_back(by, run), 30, "the run can be told to end")
             survivor.wait_for(runs[-1])
             assert pair.survivor() is survivor
-            pair.dead()[0].start()
-        check_all_ended_once(pair.one, runs)
-        taken = [run for run in runs if "takeover" in {entry["name"] for entry in pair.one.status(run)["timeline"]}]
+        check_all_ended_once(survivor, runs)
+        taken = [run for run in runs if "takeover" in {entry["name"] for entry in survivor.status(run)["timeline"]}]
         assert taken, "no run has changed hands"
 
 
