@@ -9,7 +9,7 @@ import pytest
 from pennypod.orchestrator.payload import Order
 from pennypod.orchestrator.scheduling import Limits
 from pennypod.orchestrator.signing import Delivery
-from pennypod.orchestrator.store import Store, open_store
+from pennypod.orchestrator.store import Start, Store, Taken, open_store
 
 SILENT_S = 30.0
 NOON = 1_764_590_400.0
@@ -24,8 +24,8 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 def accept(store: Store, run: str) -> None:
     delivery = Delivery("pennypod", "hash", f"sig:{run}", 600)
-    order = Order("demo", (), {}, 5)
-    store.take_start(delivery, order, new_run=lambda: run, provider="auto", limits=Limits(queue=10), now=NOON)
+    start = Start(delivery, Order("demo", (), {}, 5), new_run=lambda: run, provider="auto")
+    assert store.take_starts([start], Limits(queue=10), NOON) == [Taken(run, first=True)]
 
 
 def never(_worker: str) -> bool:

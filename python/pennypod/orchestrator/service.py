@@ -23,6 +23,7 @@ from pennypod.errors import InputError
 from pennypod.ledger import Ledger, open_ledger
 from pennypod.model.ids import new_run_id
 from pennypod.orchestrator import workflow
+from pennypod.orchestrator.batching import Batches
 from pennypod.orchestrator.config import Config
 from pennypod.orchestrator.limits import Buckets
 from pennypod.orchestrator.notices import Notices
@@ -31,7 +32,7 @@ from pennypod.orchestrator.playbooks import AnsiblePlaybooks, Playbooks
 from pennypod.orchestrator.problems import ProblemError
 from pennypod.orchestrator.signing import Delivery
 from pennypod.orchestrator.steps import Steps
-from pennypod.orchestrator.store import RUNNING, Taken, open_store
+from pennypod.orchestrator.store import RUNNING, Start, Taken, open_store
 from pennypod.orchestrator.watching import Judge, WaitingRoom
 from pennypod.providers.base import Provider
 from pennypod.providers.registry import all_providers
@@ -39,6 +40,7 @@ from pennypod.settings import Settings
 
 LOCAL_WORKER = "local"
 _TICK_S = 1.0
+_BREATH_S = 0.1  # many deliveries at once are let in together
 _NOTICES_S = 2.0
 _HOUSEKEEPING_S = 600.0
 _BEATS = 6  # within the time after which one that is silent is given up
@@ -74,12 +76,16 @@ class Service:
         self.notices = Notices(self.config, self.store, self.clock)
         self.room = WaitingRoom()
         self.starts = Buckets(config.file.limits.as_rate())
+        self._desk: Batches[Start, Taken] = Batches(
+            lambda starts: self.store.take_starts(starts, self.limits, self.clock.now())
+        )
         self._wake = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._errands: set[asyncio.Task[bool]] = set()
         self._lock: IO[bytes] | None = None
         self._end = end
         self._heard = 0
+        self._told: set[str] = set()
         self._beaten = self._steady_since = 0.0
         self.ticked_at = 0.0
         judge = Judge(settings, self.ledger, self.store, self.providers, self.clock, self.catalog.variables)
@@ -128,6 +134,7 @@ class Service:
             except Exception:  # noqa: BLE001 - the loops outlive every surprise; it is logged and tried again
                 _LOG.exception("%s went wrong, trying again", work.__name__)
             if work == self._tick:
+                await asyncio.sleep(_BREATH_S)
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._wake.wait(), every_s)
                 self._wake.clear()
@@ -147,10 +154,15 @@ class Service:
         self.ticked_at = now
 
     def _observe(self) -> None:
-        for request in self.store.requests(RUNNING):
+        running = self.store.requests(RUNNING)
+        self._told.intersection_update(request.run for request in running)
+        for request in running:
             if request.cancel_requested is not None:
                 self.steps.cancel(request.run, request.cancel_reason or "cancelled")
-            self.steps.tell_progress(request.run)
+            if request.run not in self._told:
+                self.steps.tell_progress(request.run)
+            if request.stage == "watch":  # its pod is ready: there is no more to tell until it ends
+                self._told.add(request.run)
 
     async def _send_notices(self) -> None:
         await asyncio.to_thread(self.notices.send_due)
@@ -201,14 +213,13 @@ class Service:
             if wait_s:
                 raise ProblemError("rate_limited", "too many starts from this source", retry_after_s=wait_s)
             order = self.catalog.order(wish)
-            taken = await asyncio.to_thread(
-                self.store.take_start,
-                delivery,
-                order,
-                new_run=lambda: new_run_id(order.job, now, secrets.randbelow),
-                provider=self.config.file.provider,
-                limits=self.limits,
-                now=now,
+            taken = await self._desk.put(
+                Start(
+                    delivery,
+                    order,
+                    new_run=lambda: new_run_id(order.job, now, secrets.randbelow),
+                    provider=self.config.file.provider,
+                )
             )
         self._wake.set()
         return taken

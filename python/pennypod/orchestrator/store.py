@@ -89,6 +89,16 @@ class Notice:
 
 
 @dataclass(frozen=True, slots=True)
+class Start:
+    """A checked delivery that asks for a run. `new_run` makes the run's id, should it be the first."""
+
+    delivery: Delivery
+    order: Order
+    new_run: Callable[[], str]
+    provider: str
+
+
+@dataclass(frozen=True, slots=True)
 class Taken:
     """The run a delivery led to; `first` is false when the same delivery had led there before."""
 
@@ -125,47 +135,49 @@ class Store:
 
     # --- taking deliveries ----------------------------------------------------------------------------------------
 
-    def take_start(
-        self,
-        delivery: Delivery,
-        order: Order,
-        *,
-        new_run: Callable[[], str],
-        provider: str,
-        limits: Limits,
-        now: float,
-    ) -> Taken:
-        """Accept a run, once per delivery. Raises ProblemError: replayed, idempotency_conflict, queue_full.
+    def take_starts(self, starts: Sequence[Start], limits: Limits, now: float) -> list[Taken | ProblemError]:
+        """Accept runs, once per delivery, all in one transaction: one wait for the disk, however many they are.
 
-        A delivery that is refused leaves no trace, so it may be sent again as it is.
+        In the place of one that is refused is its ProblemError: replayed, idempotency_conflict, queue_full. That one
+        leaves no trace, so it may be sent again as it is.
         """
-        request = {
-            "job": order.job,
-            "provider": provider,
-            "regions": list(order.regions),
-            "overrides": dict(order.overrides),
-            "priority": order.priority,
-            "source": delivery.source,
-            "callback_token": "",
-            "received": now,
-            "state": WAITING,
-            "stage": "admit",
-        }
+        try:
+            return self._take_starts(starts, limits, now)
+        except IntegrityError:
+            # A run's new id was there already, or a cancellation elsewhere has taken the same key: once more, alone.
+            return [self._take_starts([start], limits, now)[0] for start in starts]
 
-        def write(tx: Connection) -> str:
-            table = schema.requests
+    def _take_starts(self, starts: Sequence[Start], limits: Limits, now: float) -> list[Taken | ProblemError]:
+        results: list[Taken | ProblemError] = []
+        requests, entries, deliveries = [], [], []
+        with self._transaction() as tx:
             _pass_gate(tx)
-            waiting = tx.execute(sa.select(sa.func.count()).where(table.c.state == WAITING)).scalar_one()
-            if waiting >= limits.queue:
-                raise ProblemError(
-                    "queue_full", f"{waiting} runs are waiting already: try again later", retry_after_s=30.0
-                )
-            run = new_run()
-            tx.execute(table.insert().values(run=run, **request))
-            _enter(tx, run, now, "note", "accepted", f"by {delivery.source}")
-            return run
-
-        return self._once(delivery, START, now, write)
+            seen = _seen_before(tx, [start.delivery for start in starts], now)
+            waiting = _count_waiting(tx)
+            for start in starts:
+                try:
+                    before = _run_of(start.delivery, seen)
+                    if before is None and waiting >= limits.queue:
+                        raise ProblemError(
+                            "queue_full", f"{waiting} runs are waiting already: try again later", retry_after_s=30.0
+                        )
+                except ProblemError as problem:
+                    results.append(problem)
+                    continue
+                run = before or start.new_run()
+                results.append(Taken(run, first=before is None))
+                if before is None:
+                    waiting += 1
+                    requests.append(_request_row(start, run, now))
+                    entries.append(_entry_row(run, now, "note", "accepted", f"by {start.delivery.source}"))
+                    rows = _delivery_rows(start.delivery, run, START, now)
+                    deliveries += rows
+                    seen |= {(row["source"], row["key"]): _Seen(row["body_sha256"], run) for row in rows}
+            if requests:
+                tx.execute(schema.requests.insert(), requests)
+                tx.execute(schema.timeline.insert(), entries)
+                _insert_deliveries(tx, deliveries, now)
+        return results
 
     def take_cancel(self, delivery: Delivery, run: str, *, job: str | None, now: float) -> Taken:
         """Accept a cancellation. Raises ProblemError: replayed, idempotency_conflict, unknown_run, run_over."""
@@ -185,11 +197,11 @@ class Store:
         for last_try in (False, True):
             try:
                 with self._transaction() as tx:
-                    before = _seen(tx, delivery, now)
+                    before = _run_of(delivery, _seen_before(tx, [delivery], now))
                     if before is not None:
                         return Taken(before, first=False)
                     run = write(tx)
-                    _remember(tx, delivery, run, action, now)
+                    _insert_deliveries(tx, _delivery_rows(delivery, run, action, now), now)
                     return Taken(run, first=True)
             except IntegrityError:
                 # The same delivery at the same moment, elsewhere: the second look finds it.
@@ -217,12 +229,12 @@ class Store:
         table = schema.requests
         with self._transaction() as tx:
             _pass_gate(tx)
-            # Locked, for a cancellation elsewhere may end one of them at this moment.
-            query = sa.select(table).where(table.c.state == WAITING).with_for_update()
-            waiting = [_place(row) for row in tx.execute(query)]
-            if not waiting or _was_given_up(tx, worker):
+            running = [_place(row) for row in tx.execute(_PLACES.where(table.c.state == RUNNING))]
+            if len(running) >= limits.running or _was_given_up(tx, worker):
                 return []
-            running = [_place(row) for row in tx.execute(sa.select(table).where(table.c.state == RUNNING))]
+            # Locked, for a cancellation elsewhere may end one of them at this moment.
+            query = _PLACES.where(table.c.state == WAITING).with_for_update()
+            waiting = [_place(row) for row in tx.execute(query)]
             chosen = [place.run for place in choose(waiting, running, limits)]
             for run in chosen:
                 _update(tx, run, state=RUNNING, worker=worker, admitted=now)
@@ -454,6 +466,9 @@ def _request(tx: Connection, run: str) -> Request:
     return _as_request(row)
 
 
+_PLACES = sa.select(*(schema.requests.c[name] for name in ("run", "job", "provider", "priority", "received")))
+
+
 def _place(row: sa.Row[Any]) -> Place:
     return Place(row.run, row.job, row.provider, row.priority, row.received)
 
@@ -463,7 +478,11 @@ def _update(tx: Connection, run: str, **values: Any) -> None:
 
 
 def _enter(tx: Connection, run: str, now: float, kind: str, name: str, text: str) -> None:
-    tx.execute(schema.timeline.insert().values(run=run, at=now, kind=kind, name=name, text=text[:_MAX_TEXT]))
+    tx.execute(schema.timeline.insert(), _entry_row(run, now, kind, name, text))
+
+
+def _entry_row(run: str, now: float, kind: str, name: str, text: str) -> dict[str, Any]:
+    return {"run": run, "at": now, "kind": kind, "name": name, "text": text[:_MAX_TEXT]}
 
 
 def _cancel(tx: Connection, request: Request, reason: str, now: float) -> None:
@@ -476,43 +495,81 @@ def _cancel(tx: Connection, request: Request, reason: str, now: float) -> None:
         _enter(tx, request.run, now, "stage", "report", f"cancelled before anything was rented: {reason}")
 
 
-def _seen(tx: Connection, delivery: Delivery, now: float) -> str | None:
-    """The run that this delivery led to before, when it comes again under its idempotency key. Raises ProblemError."""
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    body_sha256: str
+    run: str
+
+
+def _keys(delivery: Delivery) -> list[str]:
+    """What a delivery is remembered by."""
+    return [delivery.once] if delivery.key is None else [delivery.once, f"key:{delivery.key}"]
+
+
+def _seen_before(tx: Connection, deliveries: Sequence[Delivery], now: float) -> dict[tuple[str, str], _Seen]:
+    """All that may be known of these deliveries, by source and key."""
     table = schema.deliveries
-    query = sa.select(table).where(table.c.source == delivery.source, table.c.expires >= now)
-    once = tx.execute(query.where(table.c.key == delivery.once)).first()
+    keys = [key for delivery in deliveries for key in _keys(delivery)]
+    query = sa.select(table.c.source, table.c.key, table.c.body_sha256, table.c.run)
+    rows = tx.execute(query.where(table.c.key.in_(keys), table.c.expires >= now))
+    return {(row.source, row.key): _Seen(row.body_sha256, row.run) for row in rows}
+
+
+def _run_of(delivery: Delivery, seen: Mapping[tuple[str, str], _Seen]) -> str | None:
+    """The run that this delivery led to before, when it comes again under its idempotency key. Raises ProblemError."""
+    once = seen.get((delivery.source, delivery.once))
     if once is not None:
         raise ProblemError(
             "replayed", "exactly this delivery was taken before; a new one needs a new signature", {"run": once.run}
         )
-    if delivery.key is None:
-        return None
-    known = tx.execute(query.where(table.c.key == f"key:{delivery.key}")).first()
+    known = None if delivery.key is None else seen.get((delivery.source, f"key:{delivery.key}"))
     if known is None:
         return None
     if known.body_sha256 != delivery.body_sha256:
         raise ProblemError(
             "idempotency_conflict", "this idempotency key came with another body before", {"run": known.run}
         )
-    return str(known.run)
+    return known.run
 
 
-def _remember(tx: Connection, delivery: Delivery, run: str, action: str, now: float) -> None:
+def _delivery_rows(delivery: Delivery, run: str, action: str, now: float) -> list[dict[str, Any]]:
+    return [
+        {
+            "source": delivery.source,
+            "key": key,
+            "body_sha256": delivery.body_sha256,
+            "run": run,
+            "action": action,
+            "at": now,
+            "expires": now + (delivery.once_for_s if key == delivery.once else KEY_MEMORY_S),
+        }
+        for key in _keys(delivery)
+    ]
+
+
+def _insert_deliveries(tx: Connection, rows: Sequence[Mapping[str, Any]], now: float) -> None:
     table = schema.deliveries
-    rows = {delivery.once: delivery.once_for_s}
-    if delivery.key is not None:
-        rows[f"key:{delivery.key}"] = KEY_MEMORY_S
-    for key, seconds in rows.items():
-        # One that has expired may be in the way.
-        tx.execute(table.delete().where(table.c.source == delivery.source, table.c.key == key, table.c.expires < now))
-        tx.execute(
-            table.insert().values(
-                source=delivery.source,
-                key=key,
-                body_sha256=delivery.body_sha256,
-                run=run,
-                action=action,
-                at=now,
-                expires=now + seconds,
-            )
-        )
+    # One that has expired may be in the way.
+    tx.execute(table.delete().where(table.c.key.in_([row["key"] for row in rows]), table.c.expires < now))
+    tx.execute(table.insert(), rows)
+
+
+def _request_row(start: Start, run: str, now: float) -> dict[str, Any]:
+    return {
+        "run": run,
+        "job": start.order.job,
+        "provider": start.provider,
+        "regions": list(start.order.regions),
+        "overrides": dict(start.order.overrides),
+        "priority": start.order.priority,
+        "source": start.delivery.source,
+        "callback_token": "",
+        "received": now,
+        "state": WAITING,
+        "stage": "admit",
+    }
+
+
+def _count_waiting(tx: Connection) -> int:
+    query = sa.select(sa.func.count()).where(schema.requests.c.state == WAITING)
+    return int(tx.execute(query).scalar_one())
