@@ -99,6 +99,10 @@ bench: setup ## seconds by stage as JSON: the demo beside a plain ssh/scp/tar sc
 bench-data: setup ## the data path on emulated links beside scp, rsync, tar and rclone (about ten minutes)
 	@python tests/bench/data_bench.py $(ARGS)
 
+.PHONY: bench-serve
+bench-serve: setup ## what pennypod serve costs, also in bench: accepted webhooks per second beside Debian's `webhook`, 200 runs that wait
+	@python tests/bench/orchestrator_bench.py $(ARGS)
+
 # --- the rest ------------------------------------------------------------------------------------------------------------
 
 .PHONY: sample-data

@@ -4,7 +4,8 @@
     make bench                    JSON on stdout, progress on stderr
 
 Four runs: {stock, bootstrapped image} x {pennypod, plain.sh}. A bootstrapped image is a pod saved after its bootstrap.
-Machines are noisy, so read the ratios. `ratio_without_training` leaves out what no orchestrator can change.
+Machines are noisy, so read the ratios. `ratio_without_training` leaves out what no orchestrator can change. The figures
+of `pennypod serve` come first (orchestrator_bench.py).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+import orchestrator_bench
 from bootstrapped import PodSaver
 from workspace import REPOSITORY, Workspace
 
@@ -95,10 +97,10 @@ def say(text: str) -> None:
 
 def main() -> None:
     argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
+    result: dict[str, Any] = {"cores": os.cpu_count(), "serve": orchestrator_bench.measure()}
     with tempfile.TemporaryDirectory(prefix="pennypod-bench-") as scratch:
         bench = Bench(Path(scratch))
         bench.prepare()
-        result: dict[str, Any] = {"cores": os.cpu_count()}
         for label, image in (("stock", "stock"), ("bootstrapped", BOOTSTRAPPED)):
             result[label] = compare(bench.pennypod(image), bench.plain(image))
         stock, saved = result["stock"]["pennypod"]["total"], result["bootstrapped"]["pennypod"]["total"]
