@@ -132,7 +132,7 @@ def check(cloud: Cloud, eviction: Eviction, sim: Simulator, provider: str) -> No
     (resumed,) = re.findall(r"goes on from the checkpoint of epoch (\d+)", events)
     assert eviction.kept <= int(resumed) == after[0] - 1, "no epoch is done again that has a checkpoint"
     assert len(after) == 3
-    first, second = document["attempts"]
+    first, second = [attempt for attempt in document["attempts"] if attempt["pod_id"]]
     assert [first["outcome"], second["outcome"]] == ["lost", "done"]
     assert first["provider"] == second["provider"] == provider
     said = {"vast": "shows pod .* as stopped", "runpod": "is no longer listed at runpod"}[provider]
@@ -141,7 +141,7 @@ def check(cloud: Cloud, eviction: Eviction, sim: Simulator, provider: str) -> No
     assert [pod["name"] for pod in pods] == [first["pod_name"], second["pod_name"]]
     assert pods[0]["gone_at"] <= pods[1]["created"], "never two at a time"
     assert sim.live() == []
-    leases = [parse_lease(attempt["pod_name"]) for attempt in document["attempts"]]
+    leases = [parse_lease(attempt["pod_name"]) for attempt in (first, second)]
     assert len({lease.deadline for lease in leases if lease}) == 1, "the second pod buys no time"
     receipts = json.loads((folder / "receipt.json").read_text())["pods"]
     assert [receipt["pod_name"] for receipt in receipts] == [first["pod_name"], second["pod_name"]]
@@ -162,7 +162,9 @@ def test_a_run_of_the_playbook_ends_on_a_second_pod(
     assert epochs_in(first)[0] == 1, "the lost pod's log is kept"
 
 
-def test_a_run_of_the_orchestrator_ends_on_a_second_pod(cloud: Cloud, sim: Simulator, bucket: EmbeddedStore) -> None:
+def test_a_run_of_the_orchestrator_fails_over_and_ends_on_a_second_pod(
+    cloud: Cloud, sim: Simulator, bucket: EmbeddedStore
+) -> None:
     (cloud.root / "serve.yml").write_text(f"poll_s: 2\nprovider: runpod\nartifacts_dir: {cloud.artifacts}\n")
     environment = cloud.environment | {
         "PENNYPOD_WEBHOOK_SECRET": SECRET,
@@ -173,11 +175,17 @@ def test_a_run_of_the_orchestrator_ends_on_a_second_pod(cloud: Cloud, sim: Simul
     try:
         served.start()
         eviction = Eviction(sim, bucket)
+        sim.fault("runpod.create", "no_capacity", times=1)
         run = served.start_run()
         served.wait_for(run, stage="watch", limit_s=400)
         eviction.strike()
         status = served.wait_for(run, limit_s=400)
         assert status["outcome"] == "succeeded", json.dumps(status, indent=1) + served.log()
         check(cloud, eviction, sim, "runpod")
+        refused = cloud.document()["attempts"][0]
+        assert (refused["outcome"], refused["pod_id"]) == ("no_capacity", None)
+        page = served.http.get(served.url, timeout=30).text
+        for shown in (f"{refused['machine_id']}: no_capacity", ": lost, pod "):
+            assert shown in page, "what was tried is on the page"
     finally:
         served.close()

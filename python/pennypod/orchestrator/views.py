@@ -119,6 +119,7 @@ def _row(service: Service, request: Request, now: float) -> dict[str, Any]:
         "received": moment(request.received),
         "cost": None if document is None else f"${document['cost_usd']:.4f}",
         "stages": _stages(document),
+        "tries": _tries(document),
         "tail": log_tail(service.settings.runs_dir / request.run) if request.state == RUNNING else [],
         "artifacts": [] if document is None else document["artifacts"],
         "still_billing": 0 if document is None else document["pods_still_billing"],
@@ -134,6 +135,19 @@ def _proven_gone(document: Mapping[str, Any]) -> int:
 def _stages(document: dict[str, Any] | None) -> list[tuple[str, str]]:
     seconds = {} if document is None else document["stages"]
     return [(name, duration(seconds[name])) for name in STAGES if name in seconds]
+
+
+def _tries(document: dict[str, Any] | None) -> list[str]:
+    """What was tried for a run beside the pod it is on or ended on: pods that came to nothing, offers passed over."""
+    if document is None:
+        return []
+    tried = [
+        f"attempt {a['attempt']}: {a['gpu']} on {a['provider']}/{a['machine_id']}: {a['outcome']}, {a['reason']}"
+        for a in document["attempts"]
+        if a["reason"] and a["outcome"] not in ("ready", "done")
+    ]
+    passed = [f"{o['gpu']} on {o['provider']}/{o['machine_id']}: {o['reason']}" for o in document["passed_over"]]
+    return [*tried, *passed]
 
 
 def log_tail(folder: Path) -> list[str]:
