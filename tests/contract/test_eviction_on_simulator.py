@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import canaries
 import pytest
 from pennypod.errors import StoreError
 from pennypod.model.ids import parse_lease
@@ -60,13 +61,14 @@ class Cloud(Workspace):
     def __init__(self, root: Path, sim: Simulator) -> None:
         super().__init__(root)
         self.sim = sim
+        self.bucket: dict[str, str] = {}
         (self.root / "code" / "train.sh").write_text(TRAINER)
         job = f"{TINY_JOB}checkpoint_store: true\npod_max_cost_usd: {CAP_USD}\nwebhook_overrides: []\n"
         (self.root / "group_vars" / "job_tiny.yml").write_text(job)
 
     @property
     def environment(self) -> dict[str, str]:
-        keys = {"VAST_API_KEY": KEYS["vast"], "RUNPOD_API_KEY": KEYS["runpod"]}
+        keys = {"VAST_API_KEY": KEYS["vast"], "RUNPOD_API_KEY": KEYS["runpod"]} | self.bucket
         return super().environment | keys | {"VAST_URL": self.sim.url, "RUNPOD_API_BASE_URL": f"{self.sim.url}/v2"}
 
 
@@ -81,13 +83,23 @@ def bucket(cloud: Cloud) -> Iterator[EmbeddedStore]:
     address = "" if engine.rootless else gateway(engine)
     if not address:
         pytest.skip("this engine's containers find no host address of ours")
-    server = EmbeddedStore(cloud.home, pod_address=address)
+    # Not the home's own: its keys come by the environment, as those of a bucket elsewhere, and lie nowhere in the home.
+    elsewhere = cloud.root / "elsewhere"
+    elsewhere.mkdir(mode=0o700)
+    server = EmbeddedStore(elsewhere, pod_address=address)
     try:
         server.start()
     except StoreError as exc:
         if "no free port" in str(exc):
             pytest.skip("the engine's bridge is not up: it comes with the first container")
         raise
+    cloud.bucket = {
+        "PENNYPOD_S3_BUCKET": server.config.bucket,
+        "PENNYPOD_S3_ACCESS_KEY_ID": server.config.access_key,
+        "PENNYPOD_S3_SECRET_ACCESS_KEY": server.config.secret_key,
+        "PENNYPOD_S3_ENDPOINT": server.config.endpoint,
+        "PENNYPOD_S3_POD_ENDPOINT": server.config.pod_endpoint,
+    }
     yield server
     server.stop()
 
@@ -166,8 +178,10 @@ def test_a_run_of_the_orchestrator_fails_over_and_ends_on_a_second_pod(
     cloud: Cloud, sim: Simulator, bucket: EmbeddedStore
 ) -> None:
     (cloud.root / "serve.yml").write_text(f"poll_s: 2\nprovider: runpod\nartifacts_dir: {cloud.artifacts}\n")
+    # One of its own: other tests sign with the shared one, in processes of theirs.
+    webhook_secret = canaries.new_key("webhook")
     environment = cloud.environment | {
-        "PENNYPOD_WEBHOOK_SECRET": SECRET,
+        "PENNYPOD_WEBHOOK_SECRET": f"{SECRET},{webhook_secret}",
         "PENNYPOD_SERVE_CONFIG": str(cloud.root / "serve.yml"),
     }
     command = [str(Path(sys.executable).parent / "pennypod"), "serve", "--port", "PORT"]
@@ -176,10 +190,12 @@ def test_a_run_of_the_orchestrator_fails_over_and_ends_on_a_second_pod(
         served.start()
         eviction = Eviction(sim, bucket)
         sim.fault("runpod.create", "no_capacity", times=1)
-        run = served.start_run()
-        served.wait_for(run, stage="watch", limit_s=400)
-        eviction.strike()
-        status = served.wait_for(run, limit_s=400)
+        secrets = (*KEYS.values(), webhook_secret, bucket.config.secret_key)
+        with canaries.Watch(secrets, sim.pid) as watch:
+            run = served.start_run()
+            served.wait_for(run, stage="watch", limit_s=400)
+            eviction.strike()
+            status = served.wait_for(run, limit_s=400)
         assert status["outcome"] == "succeeded", json.dumps(status, indent=1) + served.log()
         check(cloud, eviction, sim, "runpod")
         refused = cloud.document()["attempts"][0]
@@ -187,5 +203,7 @@ def test_a_run_of_the_orchestrator_fails_over_and_ends_on_a_second_pod(
         page = served.http.get(served.url, timeout=30).text
         for shown in (f"{refused['machine_id']}: no_capacity", ": lost, pod "):
             assert shown in page, "what was tried is on the page"
+        assert watch.found == set()
+        assert watch.looked_at_pods
     finally:
         served.close()
