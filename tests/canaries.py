@@ -7,7 +7,7 @@ import os
 import secrets
 import sqlite3
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
@@ -92,14 +92,24 @@ def in_process_arguments(keys: Iterable[str]) -> set[str]:
 def in_files(keys: Iterable[str], folders: Iterable[Path]) -> list[str]:
     """The files below the folders that hold a key, and the rows of SQLite files that do."""
     found = []
-    for path in (file for folder in folders for file in folder.rglob("*") if file.is_file()):
-        content = path.read_bytes()
+    for path in _files_below(folders):
+        try:
+            content = path.read_bytes()
+        except FileNotFoundError:  # of another test, which has ended meanwhile
+            continue
         if content.startswith(b"SQLite format 3"):
             with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as database:
                 content += "\n".join(database.iterdump()).encode()
         if any(key.encode() in content for key in keys):
             found.append(str(path))
     return found
+
+
+def _files_below(folders: Iterable[Path]) -> Iterator[Path]:
+    """Regular files; folders may come and go meanwhile, which `Path.rglob` does not bear."""
+    for folder in folders:
+        for place, _, names in os.walk(folder):
+            yield from (path for name in names if (path := Path(place, name)).is_file())
 
 
 def in_requests(keys: Iterable[str], rows: Iterable[dict[str, Any]]) -> list[str]:

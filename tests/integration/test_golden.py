@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from pennypod.golden import GoldenStore
 from pennypod.providers.local import LocalProvider
-from pennypod.providers.local.saving import DRAFT, RUN_LABEL, tags
+from pennypod.providers.local.saving import RUN_LABEL, tags
 from workspace import BIN, Workspace, wait_until
 
 pytestmark = [pytest.mark.pod, pytest.mark.heavy, pytest.mark.xdist_group("golden")]
@@ -103,13 +103,14 @@ def newest(workspace: Workspace) -> dict[str, Any]:
 def test_without_its_image_a_run_says_so_and_bootstraps(baked: Workspace) -> None:
     (golden,) = GoldenStore(baked.home).all()
     engine = provider_of(baked).engine
-    engine.check("tag", golden.reference, f"{DRAFT}:kept-by-a-test")
+    kept = f"localhost/pennypod-kept-by-a-test:{golden.run}"
+    engine.check("tag", golden.reference, kept)
     engine.check("rmi", golden.reference)
     try:
         done = baked.play(job="baked", tiny_epochs=1)
     finally:
-        engine.check("tag", f"{DRAFT}:kept-by-a-test", golden.reference)
-        engine.check("rmi", f"{DRAFT}:kept-by-a-test")
+        engine.check("tag", kept, golden.reference)
+        engine.check("rmi", kept)
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"warning: {golden.name} is missing on the engine" in done.stdout
     assert newest(baked)["image"] == {"reference": "stock", "digest": None}
