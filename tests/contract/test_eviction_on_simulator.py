@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import sys
 from collections.abc import Iterator
@@ -12,12 +11,10 @@ from typing import Any
 
 import canaries
 import pytest
-from pennypod.errors import StoreError
 from pennypod.model.ids import parse_lease
-from pennypod.providers.local.engine import find_engine
-from pennypod.simulator.pods import gateway
 from pennypod.store import Checkpoints, open_bucket
 from pennypod.store.embedded import EmbeddedStore
+from pod_bucket import pod_bucket
 from serving import SECRET, Serving
 from simulated import KEYS, Simulator, simulator
 from workspace import TINY_JOB, Workspace, wait_until
@@ -79,29 +76,18 @@ def cloud(tmp_path: Path, sim: Simulator) -> Cloud:
 
 @pytest.fixture
 def bucket(cloud: Cloud) -> Iterator[EmbeddedStore]:
-    engine = find_engine(os.environ, cloud.settings.cache_dir)
-    address = "" if engine.rootless else gateway(engine)
-    if not address:
-        pytest.skip("this engine's containers find no host address of ours")
     # Not the home's own: its keys come by the environment, as those of a bucket elsewhere, and lie nowhere in the home.
     elsewhere = cloud.root / "elsewhere"
     elsewhere.mkdir(mode=0o700)
-    server = EmbeddedStore(elsewhere, pod_address=address)
-    try:
-        server.start()
-    except StoreError as exc:
-        if "no free port" in str(exc):
-            pytest.skip("the engine's bridge is not up: it comes with the first container")
-        raise
-    cloud.bucket = {
-        "PENNYPOD_S3_BUCKET": server.config.bucket,
-        "PENNYPOD_S3_ACCESS_KEY_ID": server.config.access_key,
-        "PENNYPOD_S3_SECRET_ACCESS_KEY": server.config.secret_key,
-        "PENNYPOD_S3_ENDPOINT": server.config.endpoint,
-        "PENNYPOD_S3_POD_ENDPOINT": server.config.pod_endpoint,
-    }
-    yield server
-    server.stop()
+    with pod_bucket(cloud.settings, elsewhere) as server:
+        cloud.bucket = {
+            "PENNYPOD_S3_BUCKET": server.config.bucket,
+            "PENNYPOD_S3_ACCESS_KEY_ID": server.config.access_key,
+            "PENNYPOD_S3_SECRET_ACCESS_KEY": server.config.secret_key,
+            "PENNYPOD_S3_ENDPOINT": server.config.endpoint,
+            "PENNYPOD_S3_POD_ENDPOINT": server.config.pod_endpoint,
+        }
+        yield server
 
 
 class Eviction:

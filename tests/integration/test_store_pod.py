@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from pennypod.errors import StoreError
-from pennypod.providers.local.engine import find_engine
-from pennypod.simulator.pods import gateway
 from pennypod.store import Checkpoints, open_bucket
-from pennypod.store.embedded import EmbeddedStore
+from pod_bucket import pod_bucket
 from workspace import Workspace
 
 pytest.importorskip("boto3", reason="the store extra is not installed")
@@ -36,18 +32,7 @@ def workspace(tmp_path: Path) -> Iterator[Workspace]:
 
 
 def test_a_container_pod_keeps_its_checkpoints(workspace: Workspace) -> None:
-    engine = find_engine(os.environ, workspace.settings.cache_dir)
-    address = "" if engine.rootless else gateway(engine)
-    if not address:
-        pytest.skip("this engine's containers find no host address of ours")
-    try:
-        server = EmbeddedStore(workspace.home, pod_address=address)
-        server.start()
-    except StoreError as exc:
-        if "no free port" in str(exc):
-            pytest.skip("the engine's bridge is not up: it comes with the first container")
-        raise
-    try:
+    with pod_bucket(workspace.settings, workspace.home) as server:
         done = workspace.play(
             "-e", json.dumps({"training_command": TRAINER}), job="tiny", checkpoint_store="true", smoke="true"
         )
@@ -61,5 +46,3 @@ def test_a_container_pod_keeps_its_checkpoints(workspace: Workspace) -> None:
         for secret in (server.config.secret_key, server.config.access_key):
             assert secret not in log + done.stdout + done.stderr
         assert "X-Amz-Signature" not in log + done.stdout + done.stderr
-    finally:
-        server.stop()
