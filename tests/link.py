@@ -8,13 +8,12 @@ kernel at once; the first byte of either side comes as late as it would after a 
 
 from __future__ import annotations
 
-import contextlib
 import socket
 import threading
 import time
 from collections import deque
-from types import TracebackType
-from typing import Self
+
+from forwarder import Forwarder, end_socket
 
 CHUNK = 1 << 17
 WINDOW = 4 << 20  # bytes; about what Linux lets one connection have under way with its default limits
@@ -34,59 +33,26 @@ class _Bottleneck:
             return self._free_at
 
 
-class Link:
+class Link(Forwarder):
     """Forwards to `port` of this machine; `with Link(...) as link` listens at `link.port`."""
 
     def __init__(self, port: int, *, rtt_s: float, bits_per_s: float, window: int = WINDOW) -> None:
-        self._target = port
         self._one_way_s = rtt_s / 2
         self._window = window
         self._ways = {name: _Bottleneck(bits_per_s / 8) for name in ("up", "down")}
-        self.connections = 0
-        self.carried = {"up": 0, "down": 0}
-        self._open: list[socket.socket] = []
-        self._listener = socket.create_server(("127.0.0.1", 0), backlog=64)
-        self.port: int = self._listener.getsockname()[1]
-        self._thread = threading.Thread(target=self._serve, daemon=True)
-        self._thread.start()
+        super().__init__(port)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        self._thread.join(5)
-        self.cut()
-
-    def cut(self) -> None:
-        """End every connection at once."""
-        for one in self._open:
-            _end(one)
-
-    def _serve(self) -> None:
-        while True:
-            try:
-                client, _ = self._listener.accept()
-            except OSError:
-                return
-            self.connections += 1
-            threading.Thread(target=self._connect, args=(client, time.monotonic()), daemon=True).start()
+    def accepted(self, client: socket.socket, number: int) -> None:
+        threading.Thread(target=self._connect, args=(client, time.monotonic()), daemon=True).start()
 
     def _connect(self, client: socket.socket, began: float) -> None:
-        established = (
-            began + 2 * self._one_way_s
-        )  # as the client sees it; the server sees the last ACK half a trip later
+        established = began + 2 * self._one_way_s  # for the client; the server sees its last ACK half a trip later
         time.sleep(3 * self._one_way_s)
         try:
-            server = socket.create_connection(("127.0.0.1", self._target))
+            server = self.to_target(client)
         except OSError:
-            _end(client)
+            end_socket(client)
             return
-        self._open += [client, server]
         for one in (client, server):
             one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         _Way(self, "up", client, server, established).start()
@@ -147,8 +113,8 @@ class _Way:
                     return
                 self._sink.sendall(data)
             except OSError:
-                _end(self._source)
-                _end(self._sink)
+                end_socket(self._source)
+                end_socket(self._sink)
                 data = b""
             self._link.carried[self._name] += len(data)
             with self._change:
@@ -156,12 +122,6 @@ class _Way:
                 self._change.notify_all()
             if not data:
                 return
-
-
-def _end(one: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        one.shutdown(socket.SHUT_RDWR)
-    one.close()
 
 
 def measured_bytes_per_s(*, rtt_s: float, bits_per_s: float, size: int, connections: int = 8) -> float:
