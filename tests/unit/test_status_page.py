@@ -30,9 +30,18 @@ def logged_in(served: Rehearsal) -> tuple[requests.Session, str]:
     return browser, found[1]
 
 
-def test_the_page_shows_what_runs_bills_and_waits(served: Rehearsal) -> None:
-    run, waiting = served.start_run(), served.start_run(priority=9)
+def only_running(served: Rehearsal) -> str:
+    """A new run that has the one place, with nothing waiting beside it, whatever tests ran before."""
+    for other in set(re.findall(r"tiny-\d{4}-\w{5}", requests.get(served.url, timeout=10).text)):
+        served.post({"action": "train_cancel", "run": other})
+    run = served.start_run()
     served.wait_for(run, stage="watch")
+    return run
+
+
+def test_the_page_shows_what_runs_bills_and_waits(served: Rehearsal) -> None:
+    run = only_running(served)
+    waiting = served.start_run(priority=9)  # not before `run` has the place: this one goes first
     page = requests.get(served.url, timeout=10)
     assert page.status_code == 200
     for shown in (run, waiting, "Live pods: 1", "$0.20/h", "Running: 1 of 1", "Queue: 1 of 100", "per hour now"):
@@ -82,7 +91,7 @@ def test_the_cookie_is_out_of_reach_for_scripts_and_other_sites(served: Rehearsa
 
 def test_the_buttons_cancel_a_waiting_run_and_destroy_a_pod(served: Rehearsal) -> None:
     browser, token = logged_in(served)
-    (running,) = re.findall(r"<h3>(\S+)", browser.get(served.url, timeout=10).text)
+    running = only_running(served)
     waiting = served.start_run()
     browser.post(f"{served.url}/runs/{waiting}/cancel", data={"form_token": token}, timeout=10)
     assert served.status(waiting)["outcome"] == "cancelled"
@@ -96,9 +105,7 @@ def test_the_buttons_cancel_a_waiting_run_and_destroy_a_pod(served: Rehearsal) -
 
 
 def test_a_job_with_markup_in_its_reason_stays_text(served: Rehearsal) -> None:
-    for other in set(re.findall(r"tiny-\d{4}-\w{5}", requests.get(served.url, timeout=10).text)):
-        served.post({"action": "train_cancel", "run": other})  # one runs at a time, and only who runs may call back
-    run = served.start_run()
+    run = only_running(served)
     token = served.token(run)
     body = '{"event": "epoch", "data": {"note": "<script>alert(1)</script>"}}'
     headers = {"Authorization": f"Bearer {token}"}
