@@ -54,6 +54,10 @@ class Serving:
         return f"http://127.0.0.1:{self.port}"
 
     @property
+    def log_file(self) -> Path:
+        return self._log
+
+    @property
     def pid(self) -> int:
         assert self._process is not None
         return self._process.pid
@@ -159,6 +163,22 @@ class Serving:
 
     def metrics(self) -> str:
         return self.http.get(f"{self.url}/metrics", timeout=30).text
+
+    def shown(self, run: str, *, admin: str = ADMIN, read: str = "") -> dict[str, str]:
+        """Whatever it shows to somebody who may see all, and to everybody, by path."""
+        pages = ("/", "/fragment", "/metrics", "/healthz", "/readyz", f"/runs/{run}", f"/runs/{run}/receipt.json")
+        everybody, reader, owner = requests.Session(), requests.Session(), requests.Session()
+        reader.headers["Authorization"] = f"Bearer {read}"
+        assert "Log out" in owner.post(f"{self.url}/login", data={"token": admin}, timeout=30).text
+        found = {f"{path} as text": _shown(reader, f"{self.url}{path}", Accept="text/plain") for path in pages}
+        for who, session in (("everybody", everybody), ("reader", reader), ("owner", owner)):
+            found |= {f"{path} to {who}": _shown(session, f"{self.url}{path}") for path in pages}
+        return found
+
+
+def _shown(session: requests.Session, url: str, **headers: str) -> str:
+    answer = session.get(url, headers=headers, timeout=30)
+    return "\n".join([*(f"{name}: {value}" for name, value in answer.headers.items()), answer.text])
 
 
 class Rehearsal(Serving):
