@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 from pennypod.errors import PennypodError
 from pennypod.ledger import AttemptRecord, Ledger
 from pennypod.metering import MeterReader
-from pennypod.model.money import cost_micros, format_usd
+from pennypod.model.money import cost_micros, format_usd, micros_to_usd
 from pennypod.model.pod import Pod
+from pennypod.providers.base import HearsPriceRequests, PriceRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -65,6 +66,15 @@ def beyond_means(attempts: Sequence[AttemptRecord], deadline: float, now: float)
     return f"at {price}/h the run may cost {format_usd(worst)}, and its caps leave {format_usd(allowance)}"
 
 
+def payable_micros_per_h(attempts: Sequence[AttemptRecord], deadline: float | None, now: float) -> int | None:
+    """The most that the run's pod may cost per hour from now to its deadline; None where no cap says."""
+    limits = [] if attempts[-1].price_cap_micros_per_h is None else [attempts[-1].price_cap_micros_per_h]
+    allowance = allowance_micros(attempts)
+    if allowance is not None and deadline is not None and deadline > now:
+        limits.append(max(0, int((allowance - spent_micros(attempts, now)) * 3600 / (deadline - now))))
+    return min(limits, default=None)
+
+
 class MoneyWatch:
     """Called as often as one likes: why the run has to stop for money, "" while it need not."""
 
@@ -81,6 +91,7 @@ class MoneyWatch:
         self._said = ""
         self._seen: tuple[Pod, float, float] | None = None
         self._looking: threading.Thread | None = None
+        self._answered: set[str] = set()  # price requests: each is told of once
         self._reader: MeterReader | None = None
 
     def __call__(self) -> str:
@@ -97,7 +108,8 @@ class MoneyWatch:
         if not attempts or attempts[-1].final or attempts[-1].pod_id is None:
             return ""
         attempt = self._take_in(attempts[-1])
-        self._look_again(attempt.pod_id or "", now)
+        deadline = self._ledger.run(self._run).deadline
+        self._look_again(attempt.pod_id or "", payable_micros_per_h([*attempts[:-1], attempt], deadline, now), now)
         return too_dear(attempt) or used_up([*attempts[:-1], attempt], now, self._reserve_s)
 
     def _take_in(self, attempt: AttemptRecord) -> AttemptRecord:
@@ -111,19 +123,34 @@ class MoneyWatch:
         self._reader.note(*seen)
         return self._reader.attempt
 
-    def _look_again(self, pod_id: str, now: float) -> None:
+    def _look_again(self, pod_id: str, payable: int | None, now: float) -> None:
         if 0 <= now - self._looked_at < LOOK_EVERY_S or (self._looking is not None and self._looking.is_alive()):
             return
         self._looked_at = now
-        self._looking = threading.Thread(target=self._look, args=(pod_id,), daemon=True)
+        self._looking = threading.Thread(target=self._look, args=(pod_id, payable), daemon=True)
         self._looking.start()
 
-    def _look(self, pod_id: str) -> None:
+    def _look(self, pod_id: str, payable: int | None) -> None:
         asked = self._clock.now()
         with contextlib.suppress(PennypodError):
             pod = self._provider.pod(pod_id)
             if pod is not None:
                 self._seen = (pod, asked, self._clock.now())
+        with contextlib.suppress(PennypodError):  # a key need not have the right to see or answer them
+            if isinstance(self._provider, HearsPriceRequests):
+                for request in self._provider.price_requests():
+                    if request.pod_id == pod_id and request.request_id not in self._answered:
+                        self._answer(self._provider, request, payable)
+
+    def _answer(self, provider: HearsPriceRequests, request: PriceRequest, payable: int | None) -> None:
+        """Refuse what the caps do not allow. Nothing is ever accepted here: unanswered, the price stays as it is."""
+        asked = format_usd(request.asked_micros_per_h)
+        text = f"the host asks for {asked}/h; unanswered, the price stays: accept it yourself if the pod is worth it"
+        if payable is not None and request.asked_micros_per_h > payable:
+            provider.refuse_price(request.request_id)
+            text = f"the host asked for {asked}/h: refused, the run's caps allow {format_usd(payable)}/h"
+        self._answered.add(request.request_id)
+        self._report("money", text, usd_per_h=micros_to_usd(request.asked_micros_per_h))
 
     def seconds_left(self) -> float | None:
         """For how long the pod can still be paid for; None where nothing limits it, or nobody knows."""

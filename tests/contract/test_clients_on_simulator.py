@@ -29,7 +29,7 @@ from pennypod.model.ids import Lease, parse_lease
 from pennypod.model.money import micros_to_usd
 from pennypod.model.offer import Need, Order
 from pennypod.model.pod import PodState, SshAddress
-from pennypod.providers.base import TellsReach
+from pennypod.providers.base import HearsPriceRequests, TellsReach
 from simulated import KEYS, PUBLIC_KEY, RUN, RentingWorld, Simulator, simulator_within
 
 BOTH = pytest.mark.parametrize("provider", ["vast", "runpod"])
@@ -114,6 +114,23 @@ def test_the_bill_of_an_hour_agrees_with_the_estimate(world: RentingWorld, provi
     (attempt,) = world.attempts
     (row,) = world.simulator.get("meter")["pods"]
     assert attempt.estimated_micros == pytest.approx(row["micros"], rel=0.02)
+
+
+def test_a_hosts_wish_for_more_is_seen_and_refused_and_the_price_stays(world: RentingWorld) -> None:
+    tenancy = world.rent(world.offers("vast"))
+    vast = world.providers["vast"]
+    assert isinstance(vast, HearsPriceRequests)
+    assert vast.price_requests() == []
+    before = world.simulator.live()[0]["rate_micros_per_h"]
+    world.simulator.post("price_request", {"id": tenancy.pod.pod_id, "usd_per_h": 4.0})
+    (request,) = vast.price_requests()
+    assert request.pod_id == tenancy.pod.pod_id
+    assert 4_000_000 < request.asked_micros_per_h < 4_100_000, "the GPUs' new price, and the disk's old one"
+    for _ in range(2):  # also one that was answered already
+        vast.refuse_price(request.request_id)
+    assert vast.price_requests() == []
+    assert world.simulator.live()[0]["rate_micros_per_h"] == before
+    gone_for_good(world)
 
 
 def test_both_providers_are_one_market(world: RentingWorld) -> None:

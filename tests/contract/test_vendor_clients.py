@@ -148,6 +148,21 @@ def test_many_at_once_by_the_cli(clients: VendorClients, world: Simulator) -> No
     assert world.live() == []
 
 
+def test_price_requests_by_the_cli(clients: VendorClients, world: Simulator) -> None:
+    found = raw(clients, "search", "offers", "num_gpus=1 gpu_name in [RTX_4090,A40]", "--limit", "2")
+    clients.vastai("create", "instances", *(offer["id"] for offer in found), "--image", "an/image:1", "--disk", "20")
+    first, second = (pod["id"] for pod in world.live())
+    later(world, 30)
+    for number in (first, second):
+        world.post("price_request", {"id": number, "usd_per_h": 7.5})
+    assert "7.5" in clients.vastai("show", "pending-price-increases").stdout
+    clients.vastai("reject", "price-increase", first, "--yes")
+    clients.vastai("accept", "price-increase", second, "--yes")
+    rates = {pod["id"]: pod["rate_micros_per_h"] for pod in world.live()}
+    assert rates[first] < 7_500_000 < rates[second]
+    assert clients.vastai("show", "pending-price-increases", "-q").stdout.strip() == ""
+
+
 def test_logs_by_the_cli(clients: VendorClients, world: Simulator) -> None:
     offer = raw(clients, "search", "offers", "num_gpus=1", "--limit", "1")[0]["id"]
     number = raw(clients, "create", "instance", offer, "--image", "an/image:1", "--disk", "30", "--ssh")["new_contract"]

@@ -111,6 +111,26 @@ class TellsLogs(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class PriceRequest:
+    """A host asks for more than its pod costs: what it wants per hour, all parts of the price together."""
+
+    request_id: str
+    pod_id: str
+    asked_micros_per_h: int
+
+
+@runtime_checkable
+class HearsPriceRequests(Protocol):
+    """A provider whose hosts may ask for more while a pod runs. Until somebody accepts, the price stays as it is."""
+
+    def price_requests(self) -> list[PriceRequest]:
+        """Those of the account that wait for an answer."""
+
+    def refuse_price(self, request_id: str) -> None:
+        """Say no. One that no longer waits is fine."""
+
+
+@dataclass(frozen=True, slots=True)
 class SavedImage:
     """An image made of a pod. `layer_bytes` is what it adds to its base; digests are "sha256:..."."""
 

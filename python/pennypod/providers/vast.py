@@ -30,7 +30,7 @@ from pennypod.model.ids import parse_lease
 from pennypod.model.money import MICROS_PER_USD, usd_to_micros
 from pennypod.model.offer import Need, Offer, Order
 from pennypod.model.pod import Pod, PodState, SshAddress
-from pennypod.providers.base import Reach, Timing, tried
+from pennypod.providers.base import PriceRequest, Reach, Timing, tried
 from pennypod.providers.http import Http, Pacing, Reply
 from pennypod.recording import recorder
 from pennypod.settings import Settings
@@ -60,6 +60,7 @@ SPACING_S = {
     "label": 1.1,
     "ssh": 2.1,
     "logs": 1.1,
+    "prices": 2.1,
     "user": 2.1,
     "charges": 1.1,
     "spend": 2.1,
@@ -280,6 +281,25 @@ class VastProvider:
         """The newest lines of the host's log about an instance, and of the instance's own."""
         lines = [*self.logs(pod_id, tail, daemon=True).splitlines(), *self.logs(pod_id, tail).splitlines()]
         return [self._http.clean(line) for line in lines]
+
+    def price_requests(self) -> list[PriceRequest]:
+        """What hosts ask for in return for a longer contract. A part of the price that they leave alone is null."""
+        path = "/api/v0/instances/pending-price-increases/"
+        rows = self._checked(self._http.request("GET", path, endpoint="prices"), "price requests")
+        found = rows.get("pending_price_increases") or []
+        if not isinstance(found, list):
+            raise TransientError("vast: the price requests hold no list")
+        requests = [_price_request(row) for row in found if isinstance(row, dict)]
+        return [request for request in requests if request is not None]
+
+    def refuse_price(self, request_id: str) -> None:
+        """Reject a host's wish. Its answer to one that is over is 404, and 409 before that."""
+        body = {"pending_price_increase_id": int(_number(request_id))}
+        path = "/api/v0/instances/reject-price-increase/"
+        reply = self._http.request("PUT", path, body=body, endpoint="prices")
+        if reply.status == 409 or reply.fields.get("error") == "no_pending_price_increase":
+            return
+        self._checked(reply, "refusing a price")
 
     def balance_micros(self) -> int | None:
         """What can be spent: the larger of `credit` and `balance`, whose meanings the sources tell differently."""
@@ -678,6 +698,18 @@ def _port(value: Any) -> int | None:
     """A port number, which Vast writes as a number or as a string, or -1 before there is one."""
     text = str(value).strip()
     return int(text) if text.isdigit() and 0 < int(text) < 65536 else None
+
+
+def _price_request(row: Mapping[str, Any]) -> PriceRequest | None:
+    """A row of a host's wish, in dollars per second for GPUs and for disk; None for one that asks for nothing."""
+    number, contract = row.get("pending_price_increase_id"), row.get("contract_id")
+    if not isinstance(number, int) or not isinstance(contract, int):
+        return None
+    per_second = 0.0
+    for part in ("gpu", "disk_ram"):
+        new = _float(row.get(f"new_{part}_costpersec"))
+        per_second += (_float(row.get(f"old_{part}_costpersec")) or 0.0) if new is None else new
+    return PriceRequest(str(number), str(contract), usd_to_micros(per_second * 3600))
 
 
 def _word(value: Any) -> str:

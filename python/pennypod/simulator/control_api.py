@@ -8,7 +8,8 @@ from typing import Any
 
 from pennypod.errors import InputError
 from pennypod.simulator.dispatch import Outcome
-from pennypod.simulator.state import Pod, World
+from pennypod.simulator.state import VAST, Pod, World
+from pennypod.simulator.vast_prices import PriceRequests
 from pennypod.simulator.wire import Reply, Request
 
 KEPT_REQUESTS = 20_000
@@ -35,6 +36,7 @@ class ControlApi:
             ("DELETE", "requests"): self._forget_requests,
             ("POST", "balance"): self._set_balance,
             ("POST", "price"): self._set_price,
+            ("POST", "price_request"): self._ask_price,
             ("POST", "evict"): self._evict,
         }
         name = request.path.removeprefix("/_sim").strip("/")
@@ -122,6 +124,14 @@ class ControlApi:
         pod = self._live(str(body["id"]))
         self.world.set_price(pod, float(body["usd_per_h"]))
         return Reply(200, {"id": pod.id, "rate_micros_per_h": round(pod.meter.rate / 1000)})
+
+    def _ask_price(self, request: Request) -> Reply:
+        """{"id": "...", "usd_per_h": 0.9}: the host of a live Vast pod asks for more and waits for an answer."""
+        body = _object(request)
+        pod = self._live(str(body["id"]))
+        if pod.provider != VAST:
+            raise InputError("only Vast's hosts can ask for another price")
+        return Reply(200, {"id": pod.id, "request": PriceRequests(self.world).ask(pod, float(body["usd_per_h"]))})
 
     def _evict(self, request: Request) -> Reply:
         """{"id": "..."}: the provider takes a live pod back, now."""

@@ -57,7 +57,7 @@ POD_FAULTS = {
 }
 _VAST = (
     "search create list legacy_list show update destroy reboot bid snapshot ssh keys logs log_file user charges"
-    " spend_rate invoices"
+    " prices spend_rate invoices"
 )
 _RUNPOD = "gpus datacenters create list get update action destroy logs keys billing graphql"
 ENDPOINTS = tuple(f"{api}.{name}" for api, names in (("vast", _VAST), ("runpod", _RUNPOD)) for name in names.split())

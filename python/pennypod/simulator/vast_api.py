@@ -12,6 +12,7 @@ from pennypod.simulator.dispatch import Call, Route, route
 from pennypod.simulator.faults import Rule
 from pennypod.simulator.market import VastOffer
 from pennypod.simulator.state import VAST, Account, Pod, Stage, World
+from pennypod.simulator.vast_prices import PriceRequests
 from pennypod.simulator.vast_rows import charge_rows, has_ssh, instance_row, is_direct, spend_rate
 from pennypod.simulator.vast_search import BadQueryError, matches, search, select
 from pennypod.simulator.wire import Refusal, Reply, Request
@@ -52,6 +53,7 @@ class VastApi:
         "vast.destroy": 3.0,
         "vast.ssh": 2.0,
         "vast.keys": 1.0,
+        "vast.prices": 2.0,
         "vast.user": 2.0,
         "vast.charges": 1.0,
         "vast.spend_rate": 2.0,
@@ -60,6 +62,7 @@ class VastApi:
 
     def __init__(self, world: World) -> None:
         self.world = world
+        self.prices = PriceRequests(world)
         self._logs: dict[str, tuple[float, str]] = {}
         one = r"/api/v0/instances/(?P<id>[^/]+)/?"
         self.routes: tuple[Route, ...] = (
@@ -81,6 +84,9 @@ class VastApi:
             route("POST", r"/api/v0/instances/(?P<id>[^/]+)/ssh/?", "vast.ssh", self.attach_key),
             route("GET", r"/api/v0/instances/(?P<id>[^/]+)/ssh/?", "vast.ssh", self.attached_keys),
             route("DELETE", r"/api/v0/instances/(?P<id>[^/]+)/ssh/(?P<key>[^/]+)/?", "vast.ssh", self.detach_key),
+            route("GET", r"/api/v0/instances/pending-price-increases/?", "vast.prices", self.prices.listing),
+            route("PUT", r"/api/v0/instances/accept-price-increase/?", "vast.prices", self.prices.accept),
+            route("PUT", r"/api/v0/instances/reject-price-increase/?", "vast.prices", self.prices.reject),
             route("GET", one, "vast.show", self.show),
             route("PUT", one, "vast.update", self.update),
             route("DELETE", one, "vast.destroy", self.destroy),
