@@ -13,9 +13,24 @@ description:
   - Streams the code as a compressed tar and the data as an uncompressed one, without a temporary file, and compares
     the sha256 of every file on arrival. Where the line has a delay, a data set of 10 MB or more goes over several
     connections at once, as many as fill it. What the pod already has is not sent again, also after a broken line.
+  - With C(store), the data set goes into the object store first, named by its content, and the pod fetches it from
+    there by URLs that expire; what the bucket has already is not sent again. Where that does not work, a warning says
+    why and the rest goes over SSH, which compares every file in any case.
   - Fails with C(source_changed) when a file vanishes or keeps changing meanwhile, and with C(disk_full) when the pod
     has no room; the data set on the pod is never silently short.
 options:
+  state:
+    description:
+      - C(shipped) brings code and data to the pod.
+      - C(kept) only makes sure that the bucket has the data set, before anything bills. It needs no pod, and never
+        fails for the bucket - the data set then goes over SSH.
+    type: str
+    choices: [shipped, kept]
+    default: shipped
+  store:
+    description: Let the pod fetch the data set from object storage.
+    type: bool
+    default: false
   run:
     description: The run; its progress lines are written for it.
     type: str
@@ -123,6 +138,12 @@ streams:
   description: How many connections carried files at once; more than one on a line with a delay.
   returned: success
   type: int
+dataset:
+  description:
+    - How the data set came to the pod, as in C(run.json) - C(by), C(sent_bytes) and the like. Empty without a data set,
+      in check mode and with C(state=kept).
+  returned: success
+  type: dict
 seconds:
   description: How long it took.
   returned: success
@@ -138,23 +159,30 @@ failure:
   type: dict
 """
 
+import contextlib
+import os
 import posixpath
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from pennypod import datayaml
+from pennypod import datayaml, pulling
 from pennypod.ansible import run_module
 from pennypod.clock import SystemClock
-from pennypod.errors import InputError
+from pennypod.errors import FencedError, InputError, PennypodError, StoreError
 from pennypod.events import Events
+from pennypod.ledger import open_ledger
 from pennypod.podwork import POD_OPTIONS, Fence, GuardWatch, connect, counted, show_bytes
-from pennypod.settings import load_settings
+from pennypod.settings import Settings, load_settings
 from pennypod.ssh import Ssh
-from pennypod.transfer import Preview, UploadPlan, plan_upload, preview, upload
+from pennypod.transfer import Preview, Pulled, UploadPlan, UploadResult, plan_upload, preview, upload
+from pennypod.transfer.plan import Part
 
 ARGUMENT_SPEC: dict[str, Any] = {
     **POD_OPTIONS,
+    "state": {"type": "str", "choices": ["shipped", "kept"], "default": "shipped"},
+    "store": {"type": "bool", "default": False},
     "host": {"type": "str"},
     "key_file": {"type": "path"},
     "known_hosts": {"type": "path"},
@@ -172,6 +200,8 @@ def body(module: AnsibleModule) -> dict[str, Any]:
     """Ship what the options name, or say what would be shipped."""
     options = module.params
     plan = _plan(options)
+    if options["state"] == "kept":
+        return _keep(module, plan)
     if module.check_mode and not options["host"]:
         everything = Preview(
             files=plan.files, bytes=plan.bytes, unchanged_files=0, extra_files=0, free_bytes=None, changed=True
@@ -184,6 +214,31 @@ def body(module: AnsibleModule) -> dict[str, Any]:
         return _predicted(plan, preview(ssh, plan, options["pod_home"]))
     diff = _diff(plan, preview(ssh, plan, options["pod_home"])) if module._diff else {}  # noqa: SLF001 - no other way
     return {**_ship(module, ssh, plan), **diff}
+
+
+def _keep(module: AnsibleModule, plan: UploadPlan) -> dict[str, Any]:
+    """Put the data set into the bucket. A bucket that cannot be used is told of when the data set goes over SSH."""
+    settings, clock, run = load_settings(), SystemClock(), module.params["run"]
+    part, fence = _data_of(plan), Fence(load_settings(), run, SystemClock())
+    nothing = Preview(files=0, bytes=0, unchanged_files=plan.files, extra_files=0, free_bytes=None, changed=False)
+    result = _predicted(plan, nothing)
+    if part is None:
+        return result
+    events = Events(settings.run_dir(run), run)
+    started = clock.now()
+    with contextlib.suppress(StoreError):
+        if module.check_mode:
+            result["changed"] = pulling.would_send(settings, os.environ, part, fence)
+            return result
+        kept = pulling.keep(settings, os.environ, run, part, fence)
+        events.emit(
+            "plan",
+            f"the data set's {part.bytes / 1e6:.1f} MB are in the bucket, {kept.sent_bytes / 1e6:.1f} MB of it sent"
+            f" in {clock.now() - started:.1f} s",
+            bytes=kept.sent_bytes,
+        )
+        result |= {"changed": kept.sent_bytes > 0, "bytes": kept.sent_bytes}
+    return result
 
 
 def _ship(module: AnsibleModule, ssh: Ssh, plan: UploadPlan) -> dict[str, Any]:
@@ -200,8 +255,14 @@ def _ship(module: AnsibleModule, ssh: Ssh, plan: UploadPlan) -> dict[str, Any]:
 
     on_tick()
     on_progress = show_bytes(events, "dataset", "shipped", clock, on_tick)
+    part, fetched, why = _data_of(plan), None, ""
     with counted(settings, options["run"], ssh):
-        done = upload(ssh, plan, options["pod_home"], on_progress=on_progress)
+        if options["store"] and part is not None:
+            fetched, why = _fetch(module, ssh, part, fence.deadline(), events, on_tick)
+        hashes = pulling.known_hashes(part, fetched[0]) if fetched and part else None
+        most = {"most_streams": 1} if fetched and not fetched[1].left else {}
+        done = upload(ssh, plan, options["pod_home"], on_progress=on_progress, known=hashes, **most)
+    way = {} if part is None else _note(settings, options["run"], part, done, fetched, why)
     rate = done.bytes / max(done.seconds, 1e-3)
     events.emit(
         "dataset",
@@ -214,7 +275,8 @@ def _ship(module: AnsibleModule, ssh: Ssh, plan: UploadPlan) -> dict[str, Any]:
         rate_bytes_per_s=round(rate),
     )
     return {
-        "changed": done.changed,
+        "changed": done.changed or bool(fetched and fetched[1].files),
+        "dataset": way,
         "files": done.files,
         "bytes": done.bytes,
         "unchanged_files": done.unchanged_files,
@@ -224,6 +286,52 @@ def _ship(module: AnsibleModule, ssh: Ssh, plan: UploadPlan) -> dict[str, Any]:
         "streams": done.streams,
         "seconds": done.seconds,
     }
+
+
+def _fetch(
+    module: AnsibleModule, ssh: Ssh, part: Part, deadline: float | None, events: Events, on_tick: Callable[[], None]
+) -> tuple[tuple[pulling.Kept, Pulled] | None, str]:
+    """Have the pod fetch the data set; what did not come of it, and why, is a warning: it goes over SSH."""
+    settings, clock, options = load_settings(), SystemClock(), module.params
+    shown = show_bytes(events, "dataset", "fetched from the bucket", clock, on_tick)
+    started = clock.now()
+    try:
+        fetched = pulling.fetch(
+            settings, os.environ, options["run"], part, ssh, options["pod_home"], deadline, clock, shown, on_tick
+        )
+    except FencedError:
+        raise
+    except PennypodError as exc:
+        module.warn(f"the data set goes over SSH, not from the bucket: {exc.message}")
+        return None, exc.message
+    pulled = fetched[1]
+    events.emit(
+        "dataset",
+        f"{pulled.files} files, {pulled.bytes / 1e6:.1f} MB fetched by the pod from the bucket"
+        f" in {clock.now() - started:.1f} s, {fetched[0].sent_bytes / 1e6:.1f} MB sent to it",
+        bytes=pulled.bytes,
+    )
+    if pulled.left:
+        module.warn(f"{pulled.left} files of the data set go over SSH, not from the bucket: {pulled.why}")
+    return fetched, ""
+
+
+def _note(
+    settings: Settings,
+    run: str,
+    part: Part,
+    done: UploadResult,
+    fetched: tuple[pulling.Kept, Pulled] | None,
+    why: str,
+) -> dict[str, Any]:
+    way = pulling.way_of(settings, run, part, done, fetched, why).as_document()
+    with contextlib.suppress(PennypodError), contextlib.closing(open_ledger(settings)) as ledger:
+        ledger.record_dataset(run, way)  # a run that no ledger knows is shipped by hand
+    return way
+
+
+def _data_of(plan: UploadPlan) -> Part | None:
+    return next((part for part in plan.parts if part.name == "data"), None)
 
 
 def _plan(options: dict[str, Any]) -> UploadPlan:
@@ -251,6 +359,7 @@ def _plan(options: dict[str, Any]) -> UploadPlan:
 def _predicted(plan: UploadPlan, seen: Preview) -> dict[str, Any]:
     return {
         "changed": seen.changed,
+        "dataset": {},
         "files": seen.files,
         "bytes": seen.bytes,
         "unchanged_files": seen.unchanged_files,

@@ -57,6 +57,7 @@ def run_document(ledger: Ledger, run: str, now: float) -> dict[str, Any]:
         "image": winner.image if winner else None,
         "ssh": _ssh_document(winner),
         "fuse": _fuse_document(winner),
+        "dataset": winner.dataset if winner else None,
         "billed_seconds": round(sum(attempt.billed_seconds(now) for attempt in attempts), 3),
         "cost_usd": micros_to_usd(cost),
         "spent": _spent_document(winner, attempts, stages.values(), record.closed, now),
@@ -215,12 +216,22 @@ def spending_table(document: Mapping[str, Any]) -> RenderableType:
         share = f"{part['usd'] / total:.0%}" if total else ""
         table.add_row(name, f"{part['seconds']:.1f}", f"{part['usd']:.6f}", share)
     lines: list[RenderableType] = [table]
+    lines += _dataset_words(document.get("dataset"))
     bootstrap = document["spent"].get("bootstrap")
     if bootstrap is not None and bootstrap["seconds"] >= WORTH_BAKING_S:
         saved = f"up to {bootstrap['seconds']:.0f} s and ${bootstrap['usd']:.6f} of each run"
         hint = f": ansible-playbook bake.yml -e job={document['job']}" if document["provider"] == "local" else ""
         lines.append(Text(f"a golden image would save {saved}{hint}"))
     return Group(Text(), *lines, Text())
+
+
+def _dataset_words(way: Mapping[str, Any] | None) -> list[Text]:
+    """Which way the data set came, and what that cost the line here."""
+    if way is None:
+        return []
+    sent = f"{way['sent_bytes'] / 1e6:.1f} MB sent from here"
+    why = f" ({way['why']})" if way["why"] else ""
+    return [Text(f"data set {way['bytes'] / 1e6:.1f} MB by {way['by']}: {sent}{why}")]
 
 
 def _traffic_words(document: Mapping[str, Any]) -> str:

@@ -21,6 +21,7 @@ from pennypod.errors import DiskFullError, SourceChangedError, SshError
 from pennypod.ledger import RunRecord, open_ledger
 from pennypod.settings import load_settings
 from pennypod.ssh import Ssh, control_path, trust_host_keys
+from pennypod.store.embedded import EmbeddedStore
 from pennypod.transfer import Progress, fetch, plan_upload, upload
 from pennypod.transfer.session import Meter
 from pod_folder import contents
@@ -371,6 +372,33 @@ def test_the_module_ships_once_and_predicts_what_it_would_do(
     events = [json.loads(line) for line in lines]
     assert {event["stage"] for event in events} == {"dataset"}
     assert "all 14 verified on the pod" in events[1]["text"]
+
+
+def test_the_module_lets_the_pod_fetch_the_data_from_the_bucket_and_falls_back(
+    module: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
+    pytest.importorskip("boto3", reason="the store extra is not installed")
+    with EmbeddedStore(tmp_path / "state") as server:
+        would = module(check=True, state="kept", host=None, code=None)
+        kept = module(state="kept", host=None, code=None)
+        assert (would["changed"], kept["changed"]) == (True, True)
+        again = module(check=True, state="kept", host=None, code=None)
+        assert (again["changed"], set(again) - set(kept)) == (False, set()), "the same keys on every path"
+        first = module(store=True)
+        assert (first["changed"], first["dataset"]["by"]) == (True, "bucket and ssh")
+        assert (first["dataset"]["pulled_files"], first["dataset"]["bucket_bytes"]) == (12, kept["bytes"])
+        second = module(store=True, pod_home=str(tmp_path / "pod2"))
+        rewritten = (tmp_path / "pod2/data/data.yaml").stat().st_size
+        assert (second["dataset"]["pulled_files"], second["dataset"]["sent_bytes"]) == (12, rewritten)
+        assert module(store=True, pod_home=str(tmp_path / "pod2"))["changed"] is False
+        secret = server.config.secret_key
+    third = module(store=True, pod_home=str(tmp_path / "pod3"))
+    assert (third["changed"], third["dataset"]["by"], third["files"]) == (True, "ssh", 14)
+    assert "goes over SSH, not from the bucket: no object store" in str(third["warnings"])
+    for path in [*(tmp_path / "pod").rglob("*"), *(tmp_path / "state/runs").rglob("*")]:
+        content = path.read_bytes() if path.is_file() else b""
+        assert secret.encode() not in content, path
+        assert b"X-Amz-Signature" not in content, path
 
 
 @pytest.mark.parametrize(

@@ -126,6 +126,7 @@ class AttemptRecord:
     price_cap_micros_per_h: int | None = None
     traffic_counted: float | None = None  # when the pod's own count of its bytes was read last
     account: dict[str, Any] | None = None  # with whose key it was asked for, see `model.account`
+    dataset: dict[str, Any] | None = None  # how its data set came to it, see `pulling.Way`
 
     @property
     def final(self) -> bool:

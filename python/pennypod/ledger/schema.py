@@ -88,6 +88,7 @@ attempts = sa.Table(
     sa.Column("price_cap_micros_per_h", sa.BigInteger),
     sa.Column("traffic_counted", sa.Double),
     sa.Column("account", sa.JSON),
+    sa.Column("dataset", sa.JSON),
     sa.UniqueConstraint("run", "attempt"),
 )
 

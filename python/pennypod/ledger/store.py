@@ -484,6 +484,12 @@ class Ledger:
                 most_sent, most_fetched = max(sent, attempt.sent_bytes or 0), max(fetched, attempt.fetched_bytes or 0)
                 _update_attempt(tx, attempt.id, sent_bytes=most_sent, fetched_bytes=most_fetched, traffic_counted=at)
 
+    def record_dataset(self, run: str, way: dict[str, Any]) -> None:
+        """Keep how the data set came to the run's pod. Without a pod that is still ours, nothing."""
+        with self._transaction() as tx:
+            for attempt in _with_pod(tx, run):
+                _update_attempt(tx, attempt.id, dataset=way)
+
     def record_passed_over(self, record: PassedOverRecord) -> None:
         """An offer was not asked for, since it would have broken a limit."""
         with self._transaction() as tx:

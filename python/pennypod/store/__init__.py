@@ -6,7 +6,7 @@ The keys of the bucket stay here. A pod gets URLs that each allow one thing for 
 from pennypod.store.bucket import Bucket, open_bucket
 from pennypod.store.checkpoints import Checkpoints, Kept
 from pennypod.store.config import StoreConfig, load_config
-from pennypod.store.datasets import DatasetSent, keep_dataset
+from pennypod.store.datasets import DatasetSent, Pack, into_packs, keep_dataset, keep_packs
 from pennypod.store.layout import Marker, Slot
 from pennypod.store.urls import UrlPlan, lifetime_s, renew_at
 
@@ -16,10 +16,13 @@ __all__ = [
     "DatasetSent",
     "Kept",
     "Marker",
+    "Pack",
     "Slot",
     "StoreConfig",
     "UrlPlan",
+    "into_packs",
     "keep_dataset",
+    "keep_packs",
     "lifetime_s",
     "load_config",
     "open_bucket",

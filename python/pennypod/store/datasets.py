@@ -13,7 +13,7 @@ import os
 import stat
 import tarfile
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO
@@ -53,22 +53,31 @@ class DatasetSent:
 def keep_dataset(bucket: Bucket, root: Path) -> DatasetSent:
     """Make sure that the bucket has the data set. Raises InputError for a folder without files, SourceChangedError when
     it is written to meanwhile, StoreError."""
-    files = [_hashed(root, path) for path in _paths(root)]
+    files = [hashed(root, path) for path in _paths(root)]
     if not files:
         raise InputError(f"{root} has no files")
-    packs = into_packs(files)
-    name = digest([pack.name for pack in packs])
-    if bucket.size(dataset_key(name)) is not None:
-        return DatasetSent(name, len(files), 0, 0)
+    return keep_packs(bucket, root, into_packs(files))
+
+
+def keep_packs(
+    bucket: Bucket, root: Path, packs: Sequence[Pack], on_pack: Callable[[int], None] = lambda _bytes: None
+) -> DatasetSent:
+    """The same for files that are hashed already. `on_pack` is called after each pack, with what was uploaded by then,
+    and may raise to stop. Raises SourceChangedError, StoreError."""
+    name, files = dataset_name(packs), sum(len(pack.files) for pack in packs)
+    if is_kept(bucket, name):
+        return DatasetSent(name, files, 0, 0)
     sent, count = 0, 0
     for pack in packs:
-        if bucket.size(pack_key(pack.name)) is None:
+        # The length tells a pack from what is left of an upload that was cut off, where a store keeps such.
+        if bucket.size(pack_key(pack.name)) != pack_bytes(pack):
             with tempfile.SpooledTemporaryFile(_IN_MEMORY) as file:
                 write_pack(root, pack, file)
                 sent += file.tell()
                 file.seek(0)
                 bucket.put_stream(pack_key(pack.name), file)
             count += 1
+        on_pack(sent)
     listing = {
         "version": 1,
         "packs": [
@@ -77,7 +86,23 @@ def keep_dataset(bucket: Bucket, root: Path) -> DatasetSent:
         ],
     }
     bucket.put(dataset_key(name), json.dumps(listing, separators=(",", ":")).encode())
-    return DatasetSent(name, len(files), count, sent)
+    return DatasetSent(name, files, count, sent)
+
+
+def dataset_name(packs: Sequence[Pack]) -> str:
+    return digest([pack.name for pack in packs])
+
+
+def is_kept(bucket: Bucket, name: str) -> bool:
+    """Whether the bucket has all of the data set, by its marker."""
+    return bucket.size(dataset_key(name)) is not None
+
+
+def forget_packs(bucket: Bucket, dataset: str, packs: Iterable[str]) -> None:
+    """Packs that were found missing or damaged: the next `keep_packs` puts them there again. The marker goes first."""
+    bucket.delete(dataset_key(dataset))
+    for name in packs:
+        bucket.delete(pack_key(name))
 
 
 def into_packs(files: Iterable[DataFile], limit: int = PACK_BYTES) -> list[Pack]:
@@ -100,8 +125,7 @@ def write_pack(root: Path, pack: Pack, out: IO[bytes]) -> None:
     """The same bytes wherever and whenever it is made: no owner, no time."""
     with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for file in pack.files:
-            info = tarfile.TarInfo(file.path)
-            info.size, info.mode = file.bytes, 0o644
+            info = _member(file)
             with (root / file.path).open("rb") as source:
                 reader = _Reader(source)
                 try:
@@ -110,6 +134,25 @@ def write_pack(root: Path, pack: Pack, out: IO[bytes]) -> None:
                     raise _changed(root, file) from exc
                 if reader.digest.hexdigest() != file.sha256 or source.read(1):
                     raise _changed(root, file)
+
+
+def pack_bytes(pack: Pack) -> int:
+    """How long the tar file of a pack is."""
+    size = 2 * tarfile.BLOCKSIZE
+    for file in pack.files:
+        head = _member(file).tobuf(tarfile.PAX_FORMAT, tarfile.ENCODING, "surrogateescape")
+        size += len(head) + _rounded(file.bytes, tarfile.BLOCKSIZE)
+    return _rounded(size, tarfile.RECORDSIZE)
+
+
+def _rounded(size: int, unit: int) -> int:
+    return -(-size // unit) * unit
+
+
+def _member(file: DataFile) -> tarfile.TarInfo:
+    info = tarfile.TarInfo(file.path)
+    info.size, info.mode = file.bytes, 0o644
+    return info
 
 
 class _Reader:
@@ -156,7 +199,8 @@ def _paths(root: Path) -> Iterator[str]:
                 yield str(PurePosixPath(path.relative_to(root)))
 
 
-def _hashed(root: Path, path: str) -> DataFile:
+def hashed(root: Path, path: str) -> DataFile:
+    """Raises InputError for a file that cannot be read, or whose name is not UTF-8."""
     found, count = hashlib.sha256(), 0
     try:
         path.encode()

@@ -2,6 +2,7 @@
 
 from pennypod.transfer.fetch import BUSY, Fetched, fetch, fetch_tree
 from pennypod.transfer.plan import DEFAULT_EXCLUDES, UploadPlan, plan_upload
+from pennypod.transfer.pull import Pulled, PullFile, PullPack, pull
 from pennypod.transfer.session import Progress
 from pennypod.transfer.upload import Preview, UploadResult, preview, upload
 
@@ -11,11 +12,15 @@ __all__ = [
     "Fetched",
     "Preview",
     "Progress",
+    "PullFile",
+    "PullPack",
+    "Pulled",
     "UploadPlan",
     "UploadResult",
     "fetch",
     "fetch_tree",
     "plan_upload",
     "preview",
+    "pull",
     "upload",
 ]

@@ -1,4 +1,4 @@
-"""One conversation with manifest.py on the pod, and how progress is counted."""
+"""One conversation with a program on the pod, and how progress is counted."""
 
 from __future__ import annotations
 
@@ -92,13 +92,17 @@ class Meter:
 
 
 class Session:
-    """manifest.py running on the pod, with our end of its stdin and stdout. A context manager: leaving it ends ssh."""
+    """A program of ours running on the pod, with our end of its stdin and stdout. A context manager: leaving it ends
+    ssh."""
 
-    def __init__(self, ssh: Ssh, command: str, *, stall_s: float = STALL_S) -> None:
+    def __init__(
+        self, ssh: Ssh, command: str, *, stall_s: float = STALL_S, script: Path = SCRIPT, mark: str = MARK
+    ) -> None:
+        """`script` is the program, `mark` what its first line says."""
         self._ssh = ssh
-        self._source = SCRIPT.read_bytes()
+        self._source, self._mark = script.read_bytes(), mark
         # -I: nothing in the pod's working folder can stand in for a module; -S: starts faster.
-        self._process = ssh.popen(script_command(self._source, SCRIPT.name, [command], flags="-I -S"))
+        self._process = ssh.popen(script_command(self._source, script.name, [command], flags="-I -S"))
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._stdin = self._process.stdin.fileno()
@@ -160,7 +164,7 @@ class Session:
         while noise < MAX_NOISE_BYTES:
             line = self._line()
             with contextlib.suppress(ValueError):
-                if json.loads(line) == {"mark": MARK}:
+                if json.loads(line) == {"mark": self._mark}:
                     return
             noise += len(line)
         raise TransferError("the pod's login shell prints without end, so no program on it can be talked to")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -30,7 +31,7 @@ from pennypod.transfer.session import STALL_S, LineBrokenError, Meter, Progress,
 from pennypod.transfer.shares import MAX_STREAMS, Shares
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from pennypod.ssh import Ssh
 
@@ -43,7 +44,7 @@ FS_BLOCK = 4096
 class UploadResult:
     """`bytes` and `files` went over the line in this call, repeats included. `unchanged_files` were on the pod before
     it, `resumed_files` are those that a broken line did not cost again, `removed_files` did not belong to the plan,
-    `streams` is the number of connections that carried files at once."""
+    `streams` is the number of connections that carried files at once, `by_part` what each part had of `bytes`."""
 
     bytes: int
     files: int
@@ -54,6 +55,7 @@ class UploadResult:
     reconnects: int = 0
     made_directories: int = 0
     streams: int = 1
+    by_part: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def changed(self) -> bool:
@@ -101,8 +103,8 @@ class _Attempt:
 class _Hashes:
     """Hashes of local files, kept for as long as size, time and inode stay the same."""
 
-    def __init__(self) -> None:
-        self._known: dict[tuple[str, SourceFile], str] = {}
+    def __init__(self, known: Mapping[tuple[str, SourceFile], str] | None = None) -> None:
+        self._known = dict(known or {})
 
     def of(self, part: Part, file: SourceFile) -> str | None:
         """The hash, or None when the file is not as planned any more."""
@@ -134,13 +136,20 @@ def upload(
     on_progress: Callable[[Progress], None] | None = None,
     clock: Clock | None = None,
     stall_s: float = STALL_S,
+    known: Mapping[tuple[str, SourceFile], str] | None = None,
+    most_streams: int = MAX_STREAMS,
 ) -> UploadResult:
     """Make the trees under `pod_home` equal to the plan's.
+
+    `known` are hashes that the caller has already, by the part's name and the file: they hold for that very file, its
+    size, time and inode included. `most_streams` is for one who knows that there is little to send.
 
     Raises SourceChangedError when a file vanished or would not keep still, DiskFullError when the pod has no room,
     SshError when the line broke too often, TransferError for anything else; never returns with less than all of it.
     """
-    return _Upload(ssh, plan, pod_home, on_progress, clock or SystemClock(), stall_s).run()
+    one = _Upload(ssh, plan, pod_home, on_progress, clock or SystemClock(), stall_s)
+    one.hashes, one.most_streams = _Hashes(known), most_streams
+    return one.run()
 
 
 def preview(ssh: Ssh, plan: UploadPlan, pod_home: str, *, stall_s: float = STALL_S) -> Preview:
@@ -181,6 +190,7 @@ class _Upload:
         self.meter = Meter(on_progress, plan.bytes, plan.files)
         self.hashes = _Hashes()
         self.sent_files = self.sent_bytes = 0
+        self.by_part: Counter[str] = Counter()
         self.streams = 1
         self.most_streams = MAX_STREAMS
 
@@ -229,6 +239,7 @@ class _Upload:
             reconnects=reconnects,
             made_directories=first.missing_dirs,
             streams=self.streams,
+            by_part=dict(self.by_part),
         )
 
     def _look_again(self) -> UploadPlan:
@@ -332,6 +343,7 @@ class _Upload:
                 self.hashes.keep(todo.part, todo.part.files[number], sha256)
                 self.sent_files += 1
         self.sent_bytes += tally.bytes
+        self.by_part[todo.part.name] += tally.bytes
 
 
 def _survey(session: Session, plan: UploadPlan, pod_home: str, hashes: _Hashes, *, dry_run: bool) -> _Survey:
