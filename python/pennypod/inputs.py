@@ -20,9 +20,9 @@ from jinja2 import meta
 from pennypod.jobs import read_mapping
 from pennypod.model.admission import NAMES
 
-_START = ("job", "provider", "smoke", "dataset", "plan_only", "allow_community", "artifacts_dir", "run_id")
+_START = ("job", "provider", "smoke", "dataset", "plan_only", "allow_community", "artifacts_dir", "run_id", "isolate")
 _LEAVE = ("detach", "detach_to", "detach_poll_minutes", "keep_on_disconnect", "escrow_grace_s")
-_GO_ON = ("run", "cancel", "dataset", "smoke", "keep_on_disconnect")
+_GO_ON = ("run", "cancel", "dataset", "smoke", "isolate", "keep_on_disconnect")
 _AGAIN = ("job", "provider", "artifacts_dir")  # harmless, and people repeat the line that started the run
 INPUTS = {
     "train": (*_START, *_LEAVE, "golden"),

@@ -58,6 +58,7 @@ def run_document(ledger: Ledger, run: str, now: float) -> dict[str, Any]:
         "ssh": _ssh_document(winner),
         "fuse": _fuse_document(winner),
         "dataset": winner.dataset if winner else None,
+        "isolation": (winner.isolation if winner else None) or {"enforced": False, "reason": "not asked for"},
         "billed_seconds": round(sum(attempt.billed_seconds(now) for attempt in attempts), 3),
         "cost_usd": micros_to_usd(cost),
         "spent": _spent_document(winner, attempts, stages.values(), record.closed, now),
@@ -188,6 +189,7 @@ def summary(document: dict[str, Any], *, closing: bool = True, interrupted: bool
             lines.append(Text(f"weights     {document['artifacts_dir']}/{item['path']} ({item['bytes']} bytes)"))
             lines.append(Text(f"            sha256 {item['sha256']}"))
     lines += _fuse_words(document.get("fuse"))
+    lines += _isolation_words(document.get("isolation"))
     lines += _weights_words(document.get("weights_at_end"))
     if cut_off:
         lines.append(Text(f"look        pennypod report {document['run']} tells how its guard has ended it"))
@@ -352,6 +354,16 @@ def _fuse_words(fuse: Mapping[str, Any] | None) -> list[Text]:
     if fuse is None or (fuse["armed"] and fuse["has_key"] is not False):
         return []
     return [Text("fuse        the pod could not have ended itself", style="yellow")]
+
+
+def _isolation_words(isolation: Mapping[str, Any] | None) -> list[Text]:
+    """Nothing where nobody asked for it; one that was asked for and is not there must not be overlooked."""
+    if isolation is None or "phase" not in isolation:
+        return []
+    if not isolation["enforced"]:
+        return [Text(f"isolation   none: {isolation['reason']}", style="yellow")]
+    held = "to what it needs" if isolation["phase"] == "closed" else "to what it needs and the hosts of packages"
+    return [Text(f"isolation   the pod could talk {held}")]
 
 
 def unproven(run: RunRecord, attempts: Iterable[AttemptRecord]) -> list[AttemptRecord]:

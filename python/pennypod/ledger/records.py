@@ -127,6 +127,7 @@ class AttemptRecord:
     traffic_counted: float | None = None  # when the pod's own count of its bytes was read last
     account: dict[str, Any] | None = None  # with whose key it was asked for, see `model.account`
     dataset: dict[str, Any] | None = None  # how its data set came to it, see `pulling.Way`
+    isolation: dict[str, Any] | None = None  # what it may talk to, see `isolation.Isolation`; None: nobody asked
 
     @property
     def final(self) -> bool:

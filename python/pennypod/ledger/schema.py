@@ -89,6 +89,7 @@ attempts = sa.Table(
     sa.Column("traffic_counted", sa.Double),
     sa.Column("account", sa.JSON),
     sa.Column("dataset", sa.JSON),
+    sa.Column("isolation", sa.JSON),
     sa.UniqueConstraint("run", "attempt"),
 )
 

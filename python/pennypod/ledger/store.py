@@ -490,6 +490,12 @@ class Ledger:
             for attempt in _with_pod(tx, run):
                 _update_attempt(tx, attempt.id, dataset=way)
 
+    def record_isolation(self, run: str, state: dict[str, Any]) -> None:
+        """Keep what the run's pod is held to. Without a pod that is still ours, nothing."""
+        with self._transaction() as tx:
+            for attempt in _with_pod(tx, run):
+                _update_attempt(tx, attempt.id, isolation=state)
+
     def record_passed_over(self, record: PassedOverRecord) -> None:
         """An offer was not asked for, since it would have broken a limit."""
         with self._transaction() as tx:

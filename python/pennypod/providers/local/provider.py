@@ -42,6 +42,7 @@ from pennypod.settings import Settings
 
 PRICE_VARIABLE = "PENNYPOD_LOCAL_USD_PER_H"
 PORT_VARIABLE = "PENNYPOD_LOCAL_SSH_PORT"
+NET_ADMIN_VARIABLE = "PENNYPOD_LOCAL_NET_ADMIN"
 DEFAULT_USD_PER_H = "0.20"
 MACHINES = ("local-1", "local-2", "local-3", "local-4")
 LABEL = "pennypod.pod"
@@ -213,6 +214,7 @@ class LocalProvider:
         args += [
             *self.engine.flags,
             *self._hardware().flags,
+            *(["--cap-add", "NET_ADMIN"] if self._environ.get(NET_ADMIN_VARIABLE) == "1" else []),
             "-p",
             f"127.0.0.1:{port or ''}:22",
             *run_arguments(host, tree),
