@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import shlex
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -12,7 +13,10 @@ import pytest
 from pennypod import isolation
 from pennypod.callbacks import CallbackAccess, give_access
 from pennypod.errors import InputError
+from pennypod.fuse import Ending, part
 from pennypod.isolation import Isolation, allowed, isolate, parse_host, urls_in
+from pennypod.model.offer import FuseTerms
+from pennypod.providers import runpod, vast
 from pennypod.settings import load_settings
 from pennypod.ssh import Completed
 
@@ -139,6 +143,44 @@ def test_a_fuse_whose_way_cannot_be_kept_open_keeps_the_rules_away(
     monkeypatch.setattr(script, "addresses", lambda _host: [])
     with pytest.raises(script.NotPossibleError, match=r"api\.example"):
         script.apply({"phase": "closed", "allow": [], "setup": [], "until": 0, "install": 0})
+
+
+def process(folder: Path, pid: int, **env: str) -> None:
+    (folder / str(pid)).mkdir(parents=True)
+    (folder / str(pid) / "environ").write_text("".join(f"{key}={value}\0" for key, value in env.items()))
+
+
+@pytest.mark.parametrize(
+    ("ending", "told", "target"),
+    [
+        (vast.ending("https://console.vast.ai"), {}, [("console.vast.ai", 443)]),
+        (vast.ending("https://console.vast.ai"), {"VAST_URL": "http://10.88.0.1:8400"}, [("10.88.0.1", 8400)]),
+        (runpod.ending("https://rest.example/v2"), {}, [("rest.example", 443)]),
+        (Ending(ends=(("KILL", "1", None),)), {}, []),
+    ],
+)
+def test_the_api_of_the_fuse_is_found_where_the_fuse_finds_it(
+    script: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    ending: Ending,
+    told: dict[str, str],
+    target: list[tuple[str, int]],
+) -> None:
+    terms = FuseTerms(after_s=10, seconds_left=100, lease_s=60)
+    start = shlex.split(part(terms, 1_900_000_000, ending).partition(" PATH=")[0])
+    env = dict(word.split("=", 1) for word in start)
+    process(tmp_path / "proc", 1, **told)
+    process(tmp_path / "proc", 7, C="{}")
+    process(tmp_path / "proc", 8, **env)
+    monkeypatch.setattr(script, "PROC", str(tmp_path / "proc"))
+    for name in ("VAST_URL", "RUNPOD_API_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    assert script.fuse_api() == target
+    process(tmp_path / "proc", 9, **{**env, "C": "no settings"})
+    (tmp_path / "proc/8/environ").unlink()
+    with pytest.raises(script.NotPossibleError, match="fuse"):
+        script.fuse_api()
 
 
 def test_a_proxy_is_a_reason_not_to_pretend(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

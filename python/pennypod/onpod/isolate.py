@@ -41,8 +41,9 @@ MARK = "@pennypod "
 TABLE = "pennypod"
 NET_ADMIN = 12
 HOSTS = "/etc/hosts"
+PROC = "/proc"
 PIN = "# pennypod-isolation"
-FUSE = "pennypod-fuse"
+FUSE = {"F", "C", "K"}  # what the fuse and the shell that keeps it have in their environment
 MORE_PATH = "/usr/local/sbin:/usr/sbin:/sbin"
 PIP_INDEX = "from pip._internal.models.index import PyPI as p; print(p.simple_url, 'https://' + p.file_storage_domain)"
 PACKAGE_FILES = (
@@ -92,7 +93,7 @@ def apply(order: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def refuse_where_it_makes_no_sense() -> None:
-    with open("/proc/self/status", encoding="ascii") as file:
+    with open(PROC + "/self/status", encoding="ascii") as file:
         capabilities = re.search(r"^CapEff:\s*([0-9a-f]+)", file.read(), re.MULTILINE)
     if capabilities is None or not int(capabilities.group(1), 16) >> NET_ADMIN & 1:
         raise NotPossibleError("the provider gives this pod no NET_ADMIN, so it cannot have rules of its own")
@@ -105,7 +106,7 @@ def refuse_where_it_makes_no_sense() -> None:
 def environment() -> Dict[str, str]:
     """Ours, and below it that of the pod's first process, which an SSH login does not have."""
     found = {}  # type: Dict[str, str]
-    with contextlib.suppress(OSError), open("/proc/1/environ", encoding="utf-8", errors="replace") as file:
+    with contextlib.suppress(OSError), open(PROC + "/1/environ", encoding="utf-8", errors="replace") as file:
         found = dict(item.split("=", 1) for item in file.read().split("\0") if "=" in item)
     found.update(os.environ)
     return found
@@ -134,16 +135,20 @@ def ssh_port() -> int:
 
 
 def fuse_api() -> List[Target]:
-    """Where this pod's fuse asks for its end; none where it needs nobody for that."""
-    for path in glob.glob("/proc/[0-9]*/comm"):
-        with contextlib.suppress(OSError, ValueError, KeyError, IndexError):
+    """Where this pod's fuse asks for its end; none where it needs nobody for that, or there is no fuse."""
+    for path in glob.glob(PROC + "/[0-9]*/environ"):
+        try:
             with open(path, encoding="utf-8", errors="replace") as file:
-                if file.read().strip() != FUSE:
-                    continue
-            with open(os.path.join(os.path.dirname(path), "environ"), encoding="utf-8", errors="replace") as file:
                 env = dict(item.split("=", 1) for item in file.read().split("\0") if "=" in item)
+        except OSError:
+            continue  # it has ended meanwhile
+        if not FUSE.issubset(env):
+            continue
+        try:
             address, variable = json.loads(env["C"])["url"]
-            return targets([env.get(variable) or environment().get(variable) or address])
+        except (ValueError, KeyError, TypeError):
+            raise NotPossibleError("the settings of this pod's fuse cannot be read") from None
+        return targets([env.get(variable) or environment().get(variable) or address])
     return []
 
 
