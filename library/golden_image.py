@@ -7,26 +7,38 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 ---
 module: golden_image
-short_description: Make a bootstrapped pod a golden image of its job, or find the one to start from
+short_description: Make a bootstrapped pod a golden image of its job, push it, or find the one to start from
 description:
   - With C(state=baked), the run's pod becomes the image C(golden-<job>-v<N>), without keys, caches, history or anything
     else that is the pod's alone. The pod is left as it is. Its manifest is kept in the state folder and on the image.
-  - With C(state=chosen), finds the newest image of the job that was baked for the same requirements and base and is
-    there. Changes nothing.
+  - With C(state=pushed), sends that image to a registry, and writes the place into its manifest once the registry has
+    confirmed the digest. One that is there is not sent again.
+  - With C(state=chosen), finds for each provider the newest image of the job that was baked for the same requirements
+    and is there. On local pods the base must be the same, too; elsewhere it must be in a registry. Changes nothing.
 options:
   run:
     description: The run id.
     type: str
     required: true
   state:
-    description: Whether to make an image or to find one.
+    description: Whether to make an image, to push it, or to find one.
     type: str
-    choices: [baked, chosen]
+    choices: [baked, pushed, chosen]
     default: baked
   provider:
-    description: Whose images.
+    description: Whose pod becomes an image.
     type: str
     default: local
+  providers:
+    description: Whose pods are to start from an image, for C(state=chosen).
+    type: list
+    elements: str
+    default: [local]
+  registry:
+    description:
+      - Where to push, as HOST/REPO. Needed for C(state=pushed).
+      - The login is taken from the environment (C(PENNYPOD_REGISTRY_LOGIN)) or the auth file of podman or docker.
+    type: str
   image:
     description: The stock image by provider name, which the golden one is made from.
     type: dict
@@ -63,10 +75,18 @@ EXAMPLES = r"""
     requirements: {requirements: [numpy]}
   delegate_to: localhost
 
+- name: Push it for pods elsewhere
+  golden_image:
+    run: demo-1201-k3f7q
+    state: pushed
+    registry: ghcr.io/me/golden
+  delegate_to: localhost
+
 - name: Find the image to start from
   golden_image:
     run: demo-1201-k3f7q
     state: chosen
+    providers: [local, vast]
     image: {local: stock}
     requirements: {requirements: [numpy]}
   delegate_to: localhost
@@ -75,22 +95,26 @@ EXAMPLES = r"""
 
 RETURN = r"""
 name:
-  description: The image's name, empty when there is none to start from.
-  returned: always
+  description: The image's name.
+  returned: state is baked or pushed
   type: str
   sample: golden-demo-v3
 golden:
-  description: The image's manifest, empty when there is none.
-  returned: always
+  description: The image's manifest.
+  returned: state is baked or pushed
   type: dict
 image:
-  description: What to start pods from, by provider name, for M(gpu_pod); empty when that is the stock image.
+  description: What to start pods from, by provider name, for M(gpu_pod). The stock image where none is named.
   returned: always
   type: dict
   sample: {local: "localhost/pennypod:golden-demo-v3"}
 digest:
   description: Its digest, by provider name.
   returned: always
+  type: dict
+instead:
+  description: The stock image, by the names of the providers that are to pull another one.
+  returned: state is chosen
   type: dict
 note:
   description: Why there is none, or not the newest one.
@@ -102,6 +126,8 @@ failure:
   type: dict
 """
 
+import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -110,16 +136,21 @@ from pennypod.ansible import run_module
 from pennypod.clock import SystemClock
 from pennypod.errors import InputError
 from pennypod.events import Events
-from pennypod.golden import Bake, Bakery, Recipe, content_hash, image_maker
-from pennypod.ledger import open_ledger
-from pennypod.providers.registry import all_providers
+from pennypod.golden import Bake, Bakery, Choice, Golden, GoldenStore, Pulls, Recipe, content_hash, image_maker
+from pennypod.ledger import Ledger, open_ledger
+from pennypod.model.image import RegistryLogin, parse_repository
+from pennypod.oci.logins import pull_login, push_login
+from pennypod.providers.base import Provider
+from pennypod.providers.registry import LOCAL, all_providers, is_rehearsal
 from pennypod.rental import Rental
-from pennypod.settings import load_settings
+from pennypod.settings import Settings, load_settings
 
 ARGUMENT_SPEC: dict[str, Any] = {
     "run": {"type": "str", "required": True},
-    "state": {"type": "str", "choices": ["baked", "chosen"], "default": "baked"},
+    "state": {"type": "str", "choices": ["baked", "pushed", "chosen"], "default": "baked"},
     "provider": {"type": "str", "default": "local"},
+    "providers": {"type": "list", "elements": "str", "default": ["local"]},
+    "registry": {"type": "str"},
     "image": {"type": "dict", "default": {}},
     "requirements": {"type": "dict", "default": {}},
     "python": {"type": "str", "default": "python3"},
@@ -129,28 +160,25 @@ ARGUMENT_SPEC: dict[str, Any] = {
 
 
 def body(module: AnsibleModule) -> dict[str, Any]:
-    """Make the image, or find one."""
+    """Make the image, push it, or find one."""
     options, run = module.params, module.params["run"]
     settings = load_settings()
-    providers = all_providers(settings)
-    maker = image_maker(options["provider"], providers)
     ledger = open_ledger(settings)
-    bakery = Bakery(settings, maker, SystemClock())
-    recipe = Recipe(
-        job=ledger.run(run).job,
-        provider=options["provider"],
-        base=maker.image_base(str(options["image"].get(options["provider"], ""))),
-        requirements=options["requirements"],
-    )
+    providers = all_providers(settings)
     events = Events(settings.run_dir(run), run)
     if options["state"] == "chosen":
-        choice = bakery.choose(recipe)
-        golden = choice.golden
-        if choice.note:
-            events.emit("rent", f"warning: {choice.note}")
-        if golden is not None:
-            events.emit("rent", f"starting from {golden.name}, {golden.digest[:19]}")
-        return {**_result(golden.as_document() if golden else {}, changed=False), "note": choice.note}
+        return _chosen(options, settings, providers, ledger.run(run).job, events)
+    if options["state"] == "pushed":
+        return _pushed(module, settings, providers, events)
+    return _baked(module, settings, providers, ledger, events)
+
+
+def _baked(
+    module: AnsibleModule, settings: Settings, providers: dict[str, Provider], ledger: Ledger, events: Events
+) -> dict[str, Any]:
+    options, run = module.params, module.params["run"]
+    bakery = Bakery(settings, image_maker(options["provider"], providers), SystemClock())
+    recipe = _recipe(options, options["provider"], ledger.run(run).job, providers)
     if module.check_mode:
         name = bakery.would_be(recipe.job)
         return {**_result({}, changed=True), "name": name, "diff": {"before": {}, "after": {"name": name}}}
@@ -169,6 +197,70 @@ def body(module: AnsibleModule) -> dict[str, Any]:
     return _result(golden.as_document(), changed=True)
 
 
+def _pushed(
+    module: AnsibleModule, settings: Settings, providers: dict[str, Provider], events: Events
+) -> dict[str, Any]:
+    options, run = module.params, module.params["run"]
+    to = parse_repository(options["registry"] or "")
+    made = [golden for golden in GoldenStore(settings.home).all() if golden.run == run]
+    if not made:
+        raise InputError(f"run {run} has baked no image that could be pushed")
+    golden = made[-1]
+    if module.check_mode:
+        changed = not golden.remote.startswith(f"{to}@")
+        return _result(golden.as_document(), changed=changed, before={"remote": golden.remote})
+    bakery = Bakery(settings, image_maker(golden.provider, providers), SystemClock())
+    login, begun = push_login(to.host, os.environ), SystemClock().now()
+    pushed = bakery.push(golden, to, login, _registry(to.host, login), lambda text: events.emit("teardown", text))
+    took = SystemClock().now() - begun
+    events.emit("teardown", f"{to.host} has confirmed {pushed.name} after {took:.0f} s: {pushed.remote}")
+    return _result(pushed.as_document(), changed=pushed != golden, before={"remote": golden.remote})
+
+
+def _chosen(
+    options: dict[str, Any], settings: Settings, providers: dict[str, Provider], job: str, events: Events
+) -> dict[str, Any]:
+    found: dict[str, Golden] = {}
+    notes = []
+    for name in options["providers"]:
+        choice = _choice(options, settings, providers, job, name)
+        if choice.note:
+            notes.append(choice.note)
+            events.emit("rent", f"warning: {choice.note}")
+        if choice.golden is not None:
+            found[name] = choice.golden
+            where = "" if name == LOCAL else f", at {name} from {choice.golden.reference.partition('@')[0]}"
+            events.emit("rent", f"starting from {choice.golden.name}, {choice.golden.digest[:19]}{where}")
+    return {
+        "changed": False,
+        "image": {name: golden.reference for name, golden in found.items()},
+        "digest": {name: golden.digest for name, golden in found.items()},
+        "instead": {name: str(options["image"].get(name, "")) for name in found if name != LOCAL},
+        "note": "; ".join(notes),
+        "diff": {"before": {}, "after": {}},
+    }
+
+
+def _choice(options: dict[str, Any], settings: Settings, providers: dict[str, Provider], job: str, name: str) -> Choice:
+    """Where pods are made on this machine its engine has the images, elsewhere a registry has."""
+    if name == LOCAL:
+        bakery = Bakery(settings, image_maker(name, providers), SystemClock())
+        return bakery.choose(_recipe(options, name, job, providers))
+    pulls = Pulls(name, partial(pull_login, environ=os.environ), _registry, beside_us=is_rehearsal(name))
+    return pulls.choose(GoldenStore(settings.home).all(), Recipe(job, name, "", options["requirements"]))
+
+
+def _registry(host: str, login: RegistryLogin | None) -> Any:
+    from pennypod.oci.client import Registry  # its HTTP library costs a tenth of a second
+
+    return Registry(host, login)
+
+
+def _recipe(options: dict[str, Any], name: str, job: str, providers: dict[str, Provider]) -> Recipe:
+    base = image_maker(name, providers).image_base(str(options["image"].get(name, "")))
+    return Recipe(job, name, base, options["requirements"])
+
+
 def _tell(events: Events, name: str, size: int, added: int, took_s: float) -> None:
     sizes = f"{size / 1e6:.0f} MB, {added / 1e6:.0f} MB more than its base"
     events.emit("bootstrap", f"{name} is made after {took_s:.0f} s: {sizes}")
@@ -185,15 +277,16 @@ def _role_hash(folder: str | None) -> str:
     return content_hash(Path(folder)) if folder else ""
 
 
-def _result(golden: dict[str, Any], *, changed: bool) -> dict[str, Any]:
+def _result(golden: dict[str, Any], *, changed: bool, before: dict[str, Any] | None = None) -> dict[str, Any]:
     provider = golden.get("provider", "")
+    after = {"name": golden.get("name", ""), "remote": golden.get("remote", "")} if changed else {}
     return {
         "changed": changed,
         "name": golden.get("name", ""),
         "golden": golden,
         "image": {provider: golden["reference"]} if golden else {},
         "digest": {provider: golden["digest"]} if golden else {},
-        "diff": {"before": {}, "after": {"name": golden["name"]}} if changed else {"before": {}, "after": {}},
+        "diff": {"before": (before or {}) if changed else {}, "after": after},
     }
 
 

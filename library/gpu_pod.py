@@ -43,6 +43,10 @@ options:
     description: The image's digest by provider name, where it is known; for the ledger and C(run.json).
     type: dict
     default: {}
+  image_instead:
+    description: The image by provider name that the next pods start from once one of C(image) gave no usable pod there.
+    type: dict
+    default: {}
   disk_gb:
     description: Disk to rent, in GB.
     type: float
@@ -227,6 +231,7 @@ failure:
   type: dict
 """
 
+import os
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
@@ -240,8 +245,10 @@ from pennypod.events import Events
 from pennypod.eviction import LOST, look_for_loss
 from pennypod.guard import ensure_guard
 from pennypod.ledger import AttemptState, Ledger, open_ledger
+from pennypod.model.image import RegistryLogin, registry_of
 from pennypod.model.money import usd_to_micros
 from pennypod.model.pod import SshAddress
+from pennypod.oci.logins import pull_login
 from pennypod.planning import caps_from, held, offer_from, terms_from
 from pennypod.podwork import cause_of_loss, count_last, explained
 from pennypod.providers.base import Provider
@@ -258,6 +265,7 @@ ARGUMENT_SPEC: dict[str, Any] = {
     "offers": {"type": "list", "elements": "dict", "default": []},
     "image": {"type": "dict", "default": {}},
     "image_digest": {"type": "dict", "default": {}},
+    "image_instead": {"type": "dict", "default": {}},
     "disk_gb": {"type": "float", "default": 20},
     "deadline_s": {"type": "float"},
     "worst_case_usd": {"type": "float", "default": 0},
@@ -350,15 +358,25 @@ def _present(
         caps=held(caps_from(options), ledger.attempts(run)),
         env={str(name): str(value) for name, value in options["env"].items()},
         lease_s=0 if record.keep_on_disconnect else round(options["lease_minutes"] * 60),
+        instead={str(name): str(image) for name, image in options["image_instead"].items()},
+        logins=_logins([*options["image"].values(), *options["image_instead"].values()]),
     )
     tenancy = rental.rent(request, login, events.emit, before_create=lambda: ensure_guard(settings, controller))
     if tenancy.created:
         provider = tenancy.attempt.provider
-        digest = options["image_digest"].get(provider)
-        ledger.record_image(tenancy.attempt.id, options["image"].get(provider, ""), digest)
+        as_planned = tenancy.image == options["image"].get(provider, "")
+        digest = options["image_digest"].get(provider) if as_planned else None
+        ledger.record_image(tenancy.attempt.id, tenancy.image, digest)
     pod = _pod(settings, tenancy)
     result = _result(ledger, run, changed=tenancy.created, before={} if tenancy.created else pod, after=pod, pod=pod)
     return {**result, "gate": tenancy.gate}
+
+
+def _logins(images: list[Any]) -> dict[str, RegistryLogin]:
+    """Who pods may pull these images as, by registry, where that was set."""
+    registries = {registry_of(str(image)) for image in images}
+    found = {registry: pull_login(registry, os.environ) for registry in registries}
+    return {registry: login for registry, login in found.items() if login is not None}
 
 
 def _resumed(module: AnsibleModule, settings: Settings, ledger: Ledger, rental: Rental) -> dict[str, Any]:

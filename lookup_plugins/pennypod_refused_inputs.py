@@ -37,7 +37,7 @@ from ansible.errors import AnsibleError
 from ansible.plugins.lookup import LookupBase
 from ansible.utils.vars import load_extra_vars
 from pennypod.errors import PennypodError
-from pennypod.inputs import amount_refusals, known_inputs, refusals
+from pennypod.inputs import amount_refusals, known_inputs, refusals, registry_refusals
 
 
 class LookupModule(LookupBase):
@@ -45,6 +45,7 @@ class LookupModule(LookupBase):
         playbook, root = terms
         given = {str(name): value for name, value in load_extra_vars(self._loader).items()}
         try:
-            return refusals(given, known_inputs(Path(root), playbook)) + amount_refusals(given)
+            unknown = refusals(given, known_inputs(Path(root), playbook))
+            return unknown + amount_refusals(given) + registry_refusals(playbook, given)
         except PennypodError as exc:
             raise AnsibleError(str(exc)) from None

@@ -44,6 +44,7 @@ class FakeProvider:
         self._clock = clock
         self.live: dict[str, Pod] = {}
         self.created: list[str] = []
+        self.orders: list[Order] = []
         self.rent_faults: list[ProviderError | None] = []
         self.lost_replies = 0
         self.destroy_faults: list[ProviderError | None] = []
@@ -62,6 +63,7 @@ class FakeProvider:
         return None
 
     def rent(self, offer: Offer, order: Order) -> str:
+        self.orders.append(order)
         _raise_next(self.rent_faults)
         pod_id = f"pod-{len(self.created) + 1}"
         state = self.starts_as.pop(0) if self.starts_as else PodState.RUNNING

@@ -26,7 +26,7 @@ _SECRET_NAME = re.compile(
 _AMOUNT_NAME = re.compile(r"balance|credit|spend|paid|total_spent|clientLifetime", re.IGNORECASE)
 _ID_NAME = re.compile(r"(?:^|_)ids?$|Ids?$|^(?:new_contract|instance|ask|cursor|nextCursor)$|_token$")
 _OPAQUE = re.compile(r"(?=[a-z_-]*\d)[a-z0-9_-]{10,64}|[0-9a-f]{12,}")
-_PRIVATE_PLACE = re.compile(r"/users/|/graphql|/account/|/ssh(?:/|$)")
+_PRIVATE_PLACE = re.compile(r"/users/|/graphql|/account/|/registries|/ssh(?:/|$)")
 _LISTS_OF_PODS = frozenset({"instances", "pods"})
 _IPV4 = re.compile(r"(?<![\d.])(?:\d{1,3}\.){3}\d{1,3}(?![\d.])")
 _IPV6 = re.compile(r"(?<![0-9A-Fa-f:])(?:[0-9A-Fa-f]{1,4}:){3,7}[0-9A-Fa-f]{0,4}(?![0-9A-Fa-f:])")

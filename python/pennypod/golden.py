@@ -1,8 +1,9 @@
 """Golden images: what was baked, which one a run may start from, and the bake's last step. Floor 2.
 
-The manifests in the state folder (`golden/<name>.json`) and the provider's images are its outside things. A name,
-`golden-<job>-v<N>`, is given once and its image never changes. An image without a manifest is no golden image, and a
-manifest without its image is one that is missing: only both together are used.
+The manifests in the state folder (`golden/<name>.json`), the engine's images and registries are its outside things. A
+name, `golden-<job>-v<N>`, is given once and its image never changes. An image without a manifest is no golden image, a
+manifest without its image is one that is missing: only both together are used. Other machines pull an image from a
+registry: its manifest names the place only once that registry has confirmed the digest.
 """
 
 from __future__ import annotations
@@ -12,15 +13,17 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from pennypod import __version__, processes
 from pennypod.clock import Clock
-from pennypod.errors import FencedError, InputError, TransientError
+from pennypod.errors import AuthError, FencedError, InputError, ProviderError, TransientError
 from pennypod.files import write_atomically
 from pennypod.ledger import Ledger
+from pennypod.model.image import RegistryLogin, Repository, is_loopback, parse_pinned
+from pennypod.oci.logins import PULL_VARIABLE
 from pennypod.providers.base import Provider, SavesImages
 from pennypod.settings import Settings
 
@@ -62,6 +65,8 @@ class Golden:
     base_digest: str = ""
     bytes: int = 0
     layer_bytes: int = 0
+    remote: str = ""
+    """Where a registry has confirmed it, "HOST/REPO@sha256:...". The digest is of the manifest there."""
 
     def as_document(self) -> dict[str, Any]:
         return asdict(self)
@@ -75,7 +80,10 @@ class Golden:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What an image is baked for: its base, and the job's requirements as the role bootstrap takes them."""
+    """What an image is baked for: its base, and the job's requirements as the role bootstrap takes them.
+
+    Without a base, whatever base an image has will do: elsewhere the stock image is another one anyway.
+    """
 
     job: str
     provider: str
@@ -88,6 +96,11 @@ class Recipe:
         told = {"base": self.base, "requirements": self.requirements}
         return hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()
 
+    def fits(self, golden: Golden) -> bool:
+        """Whether an image was baked for the same."""
+        wanted = self if self.base else replace(self, base=golden.base)
+        return golden.requirements_hash == wanted.hash
+
 
 @dataclass(frozen=True, slots=True)
 class Choice:
@@ -97,27 +110,99 @@ class Choice:
     note: str = ""
 
 
-def choose(baked: Iterable[Golden], recipe: Recipe, there: Callable[[Golden], bool]) -> Choice:
-    """The newest image of the job that fits and is there."""
+def choose(baked: Iterable[Golden], recipe: Recipe, missing: Callable[[Golden], str]) -> Choice:
+    """The newest image of the job that fits and is there. `missing` says why one cannot be used, "" when it can."""
     of_job = [item for item in baked if item.job == recipe.job and item.provider == recipe.provider]
     newest_first = sorted(of_job, key=lambda item: item.version, reverse=True)
     if not newest_first:
         return Choice(None)
-    fitting = [item for item in newest_first if item.requirements_hash == recipe.hash]
+    fitting = [item for item in newest_first if recipe.fits(item)]
     again = f"bake it again: ansible-playbook bake.yml -e job={recipe.job}"
     if not fitting:
         return Choice(
             None, f"{newest_first[0].name} was baked for other requirements, the stock image is used; {again}"
         )
+    why = ""
     for item in fitting:
-        if there(item):
-            return Choice(item, "" if item is fitting[0] else f"{fitting[0].name} is missing, {item.name} is used")
-    return Choice(None, f"{fitting[0].name} is missing on the engine, the stock image is used; {again}")
+        reason = missing(item)
+        if not reason:
+            return Choice(item, f"{fitting[0].name} {why}, {item.name} is used" if why else "")
+        why = why or reason
+    advice = f"; {again}" if why.startswith("is missing") else ""
+    return Choice(None, f"{fitting[0].name} {why}, the stock image is used{advice}")
 
 
 def is_there(golden: Golden, saved: Mapping[str, str]) -> bool:
     """Whether the provider has this very image: a name that means another one by now does not count."""
     return saved.get(golden.name) == golden.image_id
+
+
+class AsksRegistry(Protocol):
+    """A registry that can be asked for an image; see `oci.client.Registry`."""
+
+    def has(self, repository: Repository, digest: str) -> bool: ...
+
+
+class Pulls:
+    """Which images a provider's machines can pull. Asks each registry as they would, and a silent one only once."""
+
+    def __init__(
+        self,
+        provider: str,
+        login_of: Callable[[str], RegistryLogin | None],
+        registry: Callable[[str, RegistryLogin | None], AsksRegistry],
+        *,
+        beside_us: bool = False,
+    ) -> None:
+        self._provider = provider
+        self._login_of = login_of
+        self._registry = registry
+        self._beside_us = beside_us
+        self._silent: dict[str, str] = {}
+
+    def choose(self, baked: Iterable[Golden], recipe: Recipe) -> Choice:
+        """What a run is to start from there. An image that is in no registry yet is none for it."""
+        baked = [item for item in baked if item.job == recipe.job]
+        choice = choose(served(baked, self._provider), replace(recipe, base="", provider=self._provider), self.missing)
+        unsent = [item for item in baked if not item.remote]
+        if choice.golden is not None or choice.note or not unsent:
+            return choice
+        newest = max(unsent, key=lambda item: item.version).name
+        return Choice(
+            None,
+            f"{newest} is in no registry that {self._provider} could pull it from, the stock image is used;"
+            f" send it there: pennypod images push {newest} HOST/REPO",
+        )
+
+    def missing(self, golden: Golden) -> str:
+        """Why its machines could not pull an image, "" when they can, as far as can be seen from here."""
+        try:
+            repository, digest = parse_pinned(golden.reference)
+        except InputError:
+            return "names no registry that could be asked"
+        host = repository.host
+        if is_loopback(host) and not self._beside_us:
+            return f"is in {host} on this machine, which {self._provider} cannot reach"
+        if host in self._silent:
+            return self._silent[host]
+        login = self._login_of(host)
+        try:
+            there = self._registry(host, login).has(repository, digest)
+        except AuthError as exc:
+            return f"cannot be pulled: {exc}" if login else f"is in {host}, which lets no pods in: set {PULL_VARIABLE}"
+        except ProviderError as exc:
+            self._silent[host] = f"cannot be confirmed: {exc}"
+            return self._silent[host]
+        return "" if there else f"is missing in {host}"
+
+
+def served(baked: Iterable[Golden], provider: str) -> list[Golden]:
+    """The images that are in a registry, as a provider's machines would start from them."""
+    return [
+        replace(item, provider=provider, reference=item.remote, digest=item.remote.partition("@")[2])
+        for item in baked
+        if item.remote
+    ]
 
 
 def next_version(job: str, names: Iterable[str], last: int = 0) -> int:
@@ -199,7 +284,7 @@ class Bakery:
         """What a run of the job is to start from."""
         baked = self.store.all()
         saved = self._provider.saved_images() if baked else {}
-        return choose(baked, recipe, lambda item: is_there(item, saved))
+        return choose(baked, recipe, lambda item: "" if is_there(item, saved) else "is missing on the engine")
 
     def bake(self, bake: Bake, ledger: Ledger, on_progress: OnProgress) -> Golden:
         """Make an image of the pod and give it its name. Raises, and leaves nothing, when the run was taken away."""
@@ -246,6 +331,37 @@ class Bakery:
             base_weights=[dict(item) for item in bake.recipe.requirements.get("base_weights") or []],
         )
 
+    def push(
+        self,
+        golden: Golden,
+        to: Repository,
+        login: RegistryLogin | None,
+        registry: AsksRegistry,
+        on_progress: OnProgress,
+    ) -> Golden:
+        """Send an image to a registry; its manifest names the place once the registry has confirmed the digest.
+
+        One that is there already is not sent again. Raises InputError for an image that the engine does not have, and
+        TransientError when it could not be sent or confirmed: then the manifest is as it was.
+        """
+        if golden.remote.startswith(f"{to}@") and registry.has(*parse_pinned(golden.remote)):
+            return golden
+        if not is_there(golden, self._provider.saved_images()):
+            raise InputError(f"{golden.name} is missing on the engine: only its own machine can push it")
+        on_progress(f"pushing {golden.name}, {golden.bytes / 1e6:.0f} MB, to {to}")
+        # The tag is for people and keeps the registry from clearing the image away; nothing is ever started by it.
+        tag = f"{golden.name}-{golden.run.rpartition('-')[2]}"
+        digest = self._provider.push_image(golden.name, to, tag, login)
+        if not registry.has(to, digest):
+            again = f"pennypod images push {golden.name} {to}"
+            raise TransientError(f"{to.host} does not have {golden.name} after the push: try again: {again}")
+        pushed = replace(golden, remote=to.at(digest))
+        with self._provider.saving(_patience()):
+            if golden not in self.store.all():
+                raise InputError(f"{golden.name} was removed or pushed by somebody else meanwhile")
+            self.store.write(pushed)
+        return pushed
+
     def discard(self, run: str) -> None:
         """Take away whatever a run has baked, finished or not. Raises when that cannot be done now; ask again then."""
         with self._provider.saving(_patience()):
@@ -291,12 +407,13 @@ def image_maker(name: str, providers: Mapping[str, Provider]) -> SavesImages:
 
 
 def superseded(baked: Iterable[Golden], keep: int) -> list[Golden]:
-    """All but the `keep` newest of each job and provider."""
+    """All but the `keep` newest of each job and provider, and the `keep` newest of those that are in a registry."""
     groups: dict[tuple[str, str], list[Golden]] = {}
     for item in baked:
         groups.setdefault((item.job, item.provider), []).append(item)
-    newest_first = (sorted(group, key=lambda item: item.version, reverse=True) for group in groups.values())
-    return [item for group in newest_first for item in group[keep:]]
+    newest_first = [sorted(group, key=lambda item: item.version, reverse=True) for group in groups.values()]
+    pushed = {item.name for group in newest_first for item in [item for item in group if item.remote][:keep]}
+    return [item for group in newest_first for item in group[keep:] if item.name not in pushed]
 
 
 def _labels(golden: Golden) -> dict[str, str]:

@@ -17,8 +17,10 @@ from typing import Any
 import jinja2
 from jinja2 import meta
 
+from pennypod.errors import InputError
 from pennypod.jobs import read_mapping
 from pennypod.model.admission import NAMES
+from pennypod.model.image import parse_repository
 
 _START = ("job", "provider", "smoke", "dataset", "plan_only", "allow_community", "artifacts_dir", "run_id", "isolate")
 _LEAVE = ("detach", "detach_to", "detach_poll_minutes", "keep_on_disconnect", "escrow_grace_s")
@@ -26,7 +28,7 @@ _GO_ON = ("run", "cancel", "dataset", "smoke", "isolate", "keep_on_disconnect")
 _AGAIN = ("job", "provider", "artifacts_dir")  # harmless, and people repeat the line that started the run
 INPUTS = {
     "train": (*_START, *_LEAVE, "golden"),
-    "bake": ("job", "provider", "artifacts_dir", "plan_only"),
+    "bake": ("job", "provider", "artifacts_dir", "plan_only", "registry"),
     "offers": (*_START, *_LEAVE),
     "resume": (*_GO_ON, *_AGAIN),
     "finish": (*_GO_ON, *_AGAIN),
@@ -76,6 +78,17 @@ def amount_refusals(given: Mapping[str, Any]) -> list[str]:
         for name in AMOUNTS
         if given.get(name) is not None and "{{" not in str(given[name]) and (refusal := _amount(name, given[name]))
     ]
+
+
+def registry_refusals(playbook: str, given: Mapping[str, Any]) -> list[str]:
+    """One sentence when the place to push to is none: found out after a bake, it would be late."""
+    if playbook != "bake" or not given.get("registry"):
+        return []
+    try:
+        parse_repository(str(given["registry"]))
+    except InputError as exc:
+        return [f"registry: {exc}"]
+    return []
 
 
 def _amount(name: str, value: Any) -> str:

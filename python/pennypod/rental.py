@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -25,6 +25,7 @@ from pennypod.errors import (
     FundsError,
     GateError,
     HostKeyError,
+    InvalidError,
     LadderExhaustedError,
     NotReadyError,
     PennypodError,
@@ -39,6 +40,7 @@ from pennypod.ledger import AttemptRecord, AttemptState, Ledger, PassedOverRecor
 from pennypod.metering import MeterReader, pause_s
 from pennypod.model.admission import NO_CAPS, Asked, Caps
 from pennypod.model.ids import Lease, RandomBelow, parse_lease, random_base32
+from pennypod.model.image import RegistryLogin, registry_of
 from pennypod.model.money import cost_micros, format_usd, micros_to_usd
 from pennypod.model.offer import FuseTerms, Offer, Order
 from pennypod.model.pod import Pod, PodState, SshAddress
@@ -54,6 +56,8 @@ RATE_LIMIT_PATIENCE_S = 180.0
 RESTART_GRACE_S = 60.0
 """For so long a pod may still be shown as stopped after it was started again."""
 _FIRST_RATE_PAUSE_S, _LONGEST_RATE_PAUSE_S = 2.0, 30.0
+
+_MAY_BE_THE_IMAGE = (NotReadyError, GateError, SshError, InvalidError)
 
 ATTESTED, ACCEPT_NEW = "attested", "accept-new"
 """How a pod's host key is known: told by its provider's authenticated API, or the first one that was met and kept."""
@@ -93,6 +97,9 @@ class Terms:
 class RentRequest:
     """What to rent for a run. `offers` in the order to try them; `images` maps a provider's name to its image.
 
+    `instead` names the images that a provider's next pods start from when one of `images` gave no usable pod there;
+    `logins` by registry are for those that not everybody may pull.
+
     With `controller`, nothing is rented once another controller has taken the run over. `terms` by offer id: an offer
     on which the run could no longer finish before the deadline is passed over, and so is one with which all attempts
     that would break one of `caps` by what it may cost at worst, whatever other runs are admitted meanwhile. With
@@ -113,11 +120,13 @@ class RentRequest:
     terms: Mapping[str, Terms] = field(default_factory=dict)
     caps: Caps = NO_CAPS
     lease_s: int = 0
+    instead: Mapping[str, str] = field(default_factory=dict)
+    logins: Mapping[str, RegistryLogin] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Tenancy:
-    """A pod that is ours, reachable and accepted. `created` says whether this call rented it."""
+    """A pod that is ours, reachable and accepted. `created` says whether this call rented it, from `image`."""
 
     attempt: AttemptRecord
     pod: Pod
@@ -125,6 +134,7 @@ class Tenancy:
     created: bool
     host_key: str = ACCEPT_NEW
     gate: dict[str, Any] = field(default_factory=dict)
+    image: str = ""
 
 
 class Rental:
@@ -188,8 +198,20 @@ class Rental:
             except (ProviderError, NotReadyError, BudgetError, GateError, SshError) as exc:
                 rungs.append({"offer": offer.offer_id, "machine_id": offer.machine_id, **exc.as_failure()})
                 report("rent", f"{_describe(offer)}: {exc}")
+                request = self._with_another_image(request, offer.provider, exc, report)
         reasons = "; ".join(f"{rung['machine_id']}: {rung['message']}" for rung in rungs) or "there was no offer to try"
         raise LadderExhaustedError(f"no usable pod after {len(rungs)} attempts: {reasons}", attempts=rungs)
+
+    def _with_another_image(
+        self, request: RentRequest, provider: str, why: PennypodError, report: Report
+    ) -> RentRequest:
+        """The request for the next rung: an image of ours that may be to blame is not paid for twice."""
+        instead = request.instead.get(provider)
+        blamed = isinstance(why, _MAY_BE_THE_IMAGE) and not isinstance(why, HostKeyError)
+        if not blamed or instead is None or request.images.get(provider, "") == instead:
+            return request
+        report("rent", f"warning: the next pods at {provider} start from the stock image: this one may be to blame")
+        return replace(request, images={**request.images, provider: instead})
 
     def _pass_over(self, run: str, offer: Offer, why: PennypodError, report: Report) -> None:
         self._ledger.record_passed_over(_passed_over(run, offer, why, self._clock.now()))
@@ -382,9 +404,10 @@ class Rental:
     def _create(
         self, provider: Provider, offer: Offer, attempt: AttemptRecord, request: RentRequest, lease: Lease
     ) -> str:
+        image = request.images.get(offer.provider, "")
         order = Order(
             name=lease.name,
-            image=request.images.get(offer.provider, ""),
+            image=image,
             disk_gb=request.disk_gb,
             public_key=request.public_key,
             deadline=lease.deadline,
@@ -394,6 +417,7 @@ class Rental:
                 lease_s=request.lease_s,
                 after_s=AFTER_DEADLINE_S,
             ),
+            login=request.logins.get(registry_of(image)),
         )
         try:
             return provider.rent(offer, order)
@@ -436,7 +460,9 @@ class Rental:
         gate = self._check(attempt, login, address, report)
         self._ledger.finish_stage(request.run, "gate", self._clock.now())
         report("gate", f"accepted: {gate.get('summary', 'all checks passed')}")
-        return Tenancy(self._ledger.attempt(attempt.id), pod, address, created=True, host_key=host_key, gate=gate)
+        image = request.images.get(provider.name, "")
+        done = self._ledger.attempt(attempt.id)
+        return Tenancy(done, pod, address, created=True, host_key=host_key, gate=gate, image=image)
 
     def _told_host_keys(self, provider: Provider, pod_id: str, name: str) -> list[str]:
         """What the provider tells of the pod's host keys now; a fault of it is no reason to lose the pod."""

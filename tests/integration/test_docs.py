@@ -30,6 +30,9 @@ ELSEWHERE = {
     "ansible-playbook train.yml -e job=demo -e provider=auto": "tests/contract/test_train_on_simulator.py",
     "make live PROVIDER=vast MAX_USD=0.25": "tests/contract/test_live.py, with a simulator in the service's part",
     "ansible-playbook bake.yml -e job=demo": "test_golden.py, with a job of its own",
+    "ansible-playbook bake.yml -e job=demo -e registry=HOST/REPO": "test_golden_registry.py, with its own registry",
+    "pennypod images push golden-demo-v1 HOST/REPO": "test_golden_registry.py",
+    "ansible-playbook train.yml -e job=demo -e provider=vast": "test_golden_registry.py, on the simulator",
     "ansible-playbook train.yml -e job=fdi -e dataset=PATH": "test_train.py, heavy",
 }
 # Appended so that a training is two epochs; everything else is as printed.

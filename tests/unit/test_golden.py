@@ -15,12 +15,13 @@ from pennypod import processes
 from pennypod.cli import main
 from pennypod.cli.app import App
 from pennypod.clock import SystemClock
-from pennypod.errors import FencedError, InputError, TransientError
+from pennypod.errors import AuthError, FencedError, InputError, ProviderError, TransientError
 from pennypod.golden import (
     Bake,
     Bakery,
     Golden,
     GoldenStore,
+    Pulls,
     Recipe,
     choose,
     content_hash,
@@ -29,6 +30,7 @@ from pennypod.golden import (
     unbake,
 )
 from pennypod.ledger import RunRecord, open_ledger
+from pennypod.model.image import RegistryLogin, Repository, parse_repository
 from pennypod.providers.base import SavedImage
 from pennypod.providers.local.saving import layer_of, parse_changes
 from pennypod.settings import Settings, load_settings
@@ -110,27 +112,29 @@ def test_a_folder_that_was_made_anew_is_deleted_and_copied() -> None:
 def test_the_newest_that_fits_and_is_there_is_taken() -> None:
     others = replace(RECIPE, requirements={"requirements": ["torch"]})
     baked = [golden(1), golden(2), golden(10), golden(11, others), golden(12, replace(RECIPE, job="other"))]
-    assert choose(baked, RECIPE, lambda _item: True).golden == golden(10)
+    assert choose(baked, RECIPE, lambda _item: "").golden == golden(10)
 
 
 def test_a_missing_one_is_told_and_the_next_taken() -> None:
-    choice = choose([golden(1), golden(2)], RECIPE, lambda item: item.version == 1)
+    choice = choose(
+        [golden(1), golden(2)], RECIPE, lambda item: "" if item.version == 1 else "is missing on the engine"
+    )
     assert choice.golden == golden(1)
-    assert choice.note == "golden-demo-v2 is missing, golden-demo-v1 is used"
-    choice = choose([golden(2)], RECIPE, lambda _item: False)
+    assert choice.note == "golden-demo-v2 is missing on the engine, golden-demo-v1 is used"
+    choice = choose([golden(2)], RECIPE, lambda _item: "is missing on the engine")
     assert choice.golden is None
     assert choice.note.startswith("golden-demo-v2 is missing on the engine, the stock image is used; bake it again: ")
 
 
 def test_other_requirements_or_another_base_need_another_image() -> None:
     for other in (replace(RECIPE, base="localhost/pennypod-stock:2"), replace(RECIPE, requirements={})):
-        choice = choose([golden(1)], other, lambda _item: True)
+        choice = choose([golden(1)], other, lambda _item: "")
         assert choice.golden is None
         assert "other requirements" in choice.note
 
 
 def test_a_job_that_was_never_baked_is_no_reason_to_warn() -> None:
-    assert choose([], RECIPE, lambda _item: True).note == ""
+    assert choose([], RECIPE, lambda _item: "").note == ""
 
 
 def test_requirements_are_compared_whatever_their_order() -> None:
@@ -170,6 +174,7 @@ class Maker:
     def __init__(self) -> None:
         self.images: dict[str, str] = {}
         self.labels: dict[str, str] = {}
+        self.pushed: list[str] = []
         self.busy = False
         self.while_saving: Callable[[], None] = lambda: None
 
@@ -202,6 +207,11 @@ class Maker:
 
     def saved_images(self) -> dict[str, str]:
         return dict.fromkeys(self.images, "sha256:1")
+
+    def push_image(self, name: str, to: Repository, tag: str, login: RegistryLogin | None) -> str:
+        assert name in self.images
+        self.pushed.append(f"{to}:{tag}")
+        return DIGEST
 
     def remove_image(self, name: str) -> None:
         self.images.pop(name, None)
@@ -294,6 +304,132 @@ def test_a_file_that_is_no_manifest_is_named(settings: Settings) -> None:
     (folder / "golden-demo-v1.json").write_text("{}")
     with pytest.raises(InputError, match=r"golden-demo-v1\.json is no manifest"):
         GoldenStore(settings.home).all()
+
+
+# --- a registry --------------------------------------------------------------------------------------------------
+
+TO = parse_repository("ghcr.io/me/golden")
+DIGEST = f"sha256:{'5' * 64}"
+LOGIN = RegistryLogin("ghcr.io", "pods", "secret")
+
+
+class FakeRegistry:
+    """A registry that answers every question alike, and counts them."""
+
+    def __init__(self, answer: bool | Exception = True) -> None:
+        self.answer = answer
+        self.asked: list[str] = []
+
+    def has(self, repository: Repository, digest: str) -> bool:
+        self.asked.append(repository.at(digest))
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+def push(settings: Settings, maker: Maker, made: Golden, registry: FakeRegistry) -> Golden:
+    return Bakery(settings, maker, SystemClock()).push(made, TO, LOGIN, registry, lambda _text: None)
+
+
+def test_a_push_is_known_when_the_registry_has_confirmed_it(settings: Settings) -> None:
+    open_run(settings)
+    maker, registry = Maker(), FakeRegistry()
+    made = bake(settings, maker)
+    pushed = push(settings, maker, made, registry)
+    assert pushed == replace(made, remote=f"ghcr.io/me/golden@{DIGEST}")
+    assert GoldenStore(settings.home).all() == [pushed]
+    assert maker.pushed == ["ghcr.io/me/golden:golden-demo-v1-aaaaa"]
+    assert push(settings, maker, pushed, registry) == pushed
+    assert len(maker.pushed) == 1, "what is there is not sent again"
+
+
+@pytest.mark.parametrize("answer", [False, TransientError("down"), AuthError("no")])
+def test_a_push_that_is_not_confirmed_leaves_the_image_as_it_was(
+    settings: Settings, answer: bool | ProviderError
+) -> None:
+    open_run(settings)
+    maker = Maker()
+    made = bake(settings, maker)
+    with pytest.raises(ProviderError):
+        push(settings, maker, made, FakeRegistry(answer))
+    assert GoldenStore(settings.home).all() == [made]
+    assert push(settings, maker, made, FakeRegistry()).remote
+
+
+def test_an_image_that_was_removed_while_it_was_pushed_stays_removed(settings: Settings) -> None:
+    open_run(settings)
+    maker, registry = Maker(), FakeRegistry()
+    made = bake(settings, maker)
+    Bakery(settings, maker, SystemClock()).remove(made)
+    maker.images[made.name] = RUN
+    with pytest.raises(InputError, match="removed"):
+        push(settings, maker, made, registry)
+    assert GoldenStore(settings.home).all() == []
+    maker.images.clear()
+    with pytest.raises(InputError, match="missing on the engine"):
+        push(settings, maker, made, registry)
+
+
+def pulls(registry: FakeRegistry, login: RegistryLogin | None = LOGIN, *, beside_us: bool = False) -> Pulls:
+    return Pulls("vast", lambda _host: login, lambda _host, _login: registry, beside_us=beside_us)
+
+
+def in_registry(version: int, host: str = "ghcr.io", recipe: Recipe = RECIPE) -> Golden:
+    return replace(golden(version, recipe), remote=f"{host}/me/golden@{DIGEST}")
+
+
+def test_elsewhere_the_newest_one_in_a_registry_is_taken_by_its_digest() -> None:
+    baked = [in_registry(1), in_registry(2), golden(3)]
+    elsewhere = replace(RECIPE, base="whatever is stock there", provider="vast")
+    choice = pulls(FakeRegistry()).choose(baked, elsewhere)
+    assert choice.golden is not None
+    assert (choice.golden.name, choice.golden.provider) == ("golden-demo-v2", "vast")
+    assert (choice.golden.reference, choice.golden.digest) == (f"ghcr.io/me/golden@{DIGEST}", DIGEST)
+    assert pulls(FakeRegistry()).choose(baked, replace(elsewhere, requirements={})).golden is None
+
+
+@pytest.mark.parametrize(
+    ("registry", "login", "why"),
+    [
+        (FakeRegistry(False), LOGIN, "is missing in ghcr.io, the stock image is used; bake it again"),
+        (FakeRegistry(AuthError("x")), None, "is in ghcr.io, which lets no pods in: set PENNYPOD_REGISTRY_PULL_LOGIN"),
+        (FakeRegistry(AuthError("ghcr.io refuses me")), LOGIN, "cannot be pulled: ghcr.io refuses me, the stock image"),
+        (FakeRegistry(TransientError("down")), LOGIN, "cannot be confirmed: down, the stock image is used"),
+    ],
+)
+def test_an_image_that_a_pod_could_not_pull_is_not_rented_for(
+    registry: FakeRegistry, login: RegistryLogin | None, why: str
+) -> None:
+    choice = pulls(registry, login).choose([in_registry(1)], RECIPE)
+    assert choice.golden is None
+    assert choice.note.startswith(f"golden-demo-v1 {why}")
+
+
+def test_a_silent_registry_is_asked_once() -> None:
+    registry = FakeRegistry(TransientError("down"))
+    pulls(registry).choose([in_registry(version) for version in range(1, 9)], RECIPE)
+    assert len(registry.asked) == 1
+
+
+def test_a_registry_on_this_machine_is_for_pods_on_this_machine() -> None:
+    baked, registry = [in_registry(1, "127.0.0.1:5000")], FakeRegistry()
+    assert "on this machine, which vast cannot reach" in pulls(registry).choose(baked, RECIPE).note
+    assert registry.asked == []
+    assert pulls(registry, beside_us=True).choose(baked, RECIPE).golden is not None
+
+
+def test_an_image_in_no_registry_is_told_with_how_to_send_it() -> None:
+    note = pulls(FakeRegistry()).choose([golden(1), golden(2)], RECIPE).note
+    assert note.startswith("golden-demo-v2 is in no registry that vast could pull it from, the stock image is used; ")
+    assert note.endswith("pennypod images push golden-demo-v2 HOST/REPO")
+    assert pulls(FakeRegistry()).choose([golden(1, replace(RECIPE, job="other"))], RECIPE).note == ""
+
+
+def test_pruning_keeps_the_newest_in_a_registry_too() -> None:
+    assert [item.name for item in superseded([in_registry(1), in_registry(2), golden(3), golden(4)], 1)] == [
+        "golden-demo-v3",
+        "golden-demo-v1",
+    ]
 
 
 # --- the command --------------------------------------------------------------------------------------------

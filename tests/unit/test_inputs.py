@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 from pennypod.errors import InputError
-from pennypod.inputs import AMOUNTS, INPUTS, Known, amount_refusals, known_inputs, refusals
+from pennypod.inputs import AMOUNTS, INPUTS, Known, amount_refusals, known_inputs, refusals, registry_refusals
 
 ROOT = Path(__file__).resolve().parents[2]
 TYPOS = {
@@ -51,6 +51,14 @@ def test_a_playbook_checks_first_and_knows_what_it_reads(playbook: str) -> None:
     assert first["ansible.builtin.import_tasks"] == "tasks/check_inputs.yml", "nothing may come before the check"
     read = set(re.findall(r"(?<![.\w])([a-z_]+) \| default\(", text))
     assert refusals(read, known_inputs(ROOT, playbook)) == []
+
+
+def test_a_place_to_push_to_that_is_none_is_found_before_the_bake() -> None:
+    assert registry_refusals("bake", {"registry": "ghcr.io/me/golden"}) == []
+    (refusal,) = registry_refusals("bake", {"registry": "ghcr.io/me/golden:v1"})
+    assert "HOST/REPO" in refusal
+    assert refusals(["registry"], known_inputs(ROOT, "bake")) == []
+    assert refusals(["registry"], known_inputs(ROOT, "train")) != []
 
 
 def test_an_input_of_another_playbook_is_refused() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,11 @@ from pennypod.errors import (
     FencedError,
     GateError,
     GuardError,
+    InvalidError,
     LadderExhaustedError,
     NoCapacityError,
     OfferGoneError,
+    ProviderError,
     RateLimitedError,
     SshError,
     TransientError,
@@ -26,6 +29,7 @@ from pennypod.fuse import AFTER_DEADLINE_S, FuseState
 from pennypod.ledger import AttemptState, Ledger, RunRecord, open_ledger
 from pennypod.model.admission import Caps
 from pennypod.model.ids import parse_lease
+from pennypod.model.image import RegistryLogin
 from pennypod.model.offer import FuseTerms, Offer, Order
 from pennypod.model.pod import PodState, SshAddress
 from pennypod.rental import RATE_LIMIT_PATIENCE_S, Rental, RentRequest, Report, Tenancy, Terms
@@ -50,7 +54,10 @@ class World:
         self.guard_calls = 0
 
     def rent(self, login: FakeLogin | None = None, offers: int = 3, report: Report = quiet) -> Tenancy:
-        request = RentRequest(
+        return self.rental.rent(self.request(offers), login or FakeLogin(), report, self._guard)
+
+    def request(self, offers: int = 3) -> RentRequest:
+        return RentRequest(
             run=RUN,
             offers=[offer(number) for number in range(1, offers + 1)],
             images={"fake": "stock"},
@@ -59,7 +66,6 @@ class World:
             public_key="ssh-ed25519 AAAA",
             renter="1:1",
         )
-        return self.rental.rent(request, login or FakeLogin(), report, self._guard)
 
     def destroy(self, **options: float) -> None:
         for attempt in self.ledger.attempts(RUN):
@@ -103,6 +109,43 @@ def test_a_pod_that_fails_the_gate_is_gone_before_the_next_is_rented(world: Worl
     assert (first.state, first.outcome, first.reason) == (AttemptState.GONE, "gate_failed", "wrong product")
     assert first.receipt is not None
     assert [record.machine_id for record in world.ledger.quarantined(world.clock.now())] == ["machine-1"]
+
+
+GOLDEN = f"ghcr.io/me/golden@sha256:{'5' * 64}"
+
+
+@pytest.mark.parametrize(
+    "trouble", [PodState.FAILED, PodState.STARTING, GateError("no torch"), SshError("no sshd"), InvalidError("refused")]
+)
+def test_an_image_of_ours_that_gave_no_usable_pod_is_not_paid_for_twice(
+    world: World, trouble: PodState | GateError | SshError | InvalidError
+) -> None:
+    if isinstance(trouble, PodState):
+        world.provider.starts_as = [trouble]
+    elif isinstance(trouble, InvalidError):
+        world.provider.rent_faults = [trouble]
+    login = FakeLogin(trouble) if isinstance(trouble, (GateError, SshError)) else FakeLogin()
+    secret = RegistryLogin("ghcr.io", "pods", "canary-51c7")
+    said: list[str] = []
+    request = replace(
+        world.request(),
+        images={"fake": GOLDEN},
+        instead={"fake": "stock"},
+        logins={"ghcr.io": secret},
+    )
+    tenancy = world.rental.rent(request, login, lambda _stage, text, **_numbers: said.append(text), world._guard)
+    assert [(order.image, order.login) for order in world.provider.orders] == [(GOLDEN, secret), ("stock", None)]
+    assert tenancy.image == "stock"
+    assert len([text for text in said if text.startswith("warning: the next pods at fake")]) == 1
+    assert list(world.provider.live) == [tenancy.pod.pod_id]
+    assert not [text for text in said if "canary" in text]
+
+
+@pytest.mark.parametrize("fault", [NoCapacityError("none left"), OfferGoneError("taken"), TransientError("busy")])
+def test_an_image_is_not_blamed_for_a_market(world: World, fault: ProviderError) -> None:
+    world.provider.rent_faults = [fault]
+    request = replace(world.request(), images={"fake": GOLDEN}, instead={"fake": "stock"})
+    assert world.rental.rent(request, FakeLogin(), quiet, world._guard).image == GOLDEN
 
 
 def test_a_quarantine_ends_after_a_day(world: World) -> None:

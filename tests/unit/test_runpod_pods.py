@@ -22,6 +22,7 @@ from pennypod.errors import (
     TransientError,
 )
 from pennypod.model.ids import Lease
+from pennypod.model.image import RegistryLogin
 from pennypod.model.offer import Offer, Order
 from pennypod.model.pod import PodState, SshAddress
 from pennypod.providers.base import AttachesKeys, last_words
@@ -73,6 +74,50 @@ def created(api: ScriptedApi) -> Any:
 
 
 # --- what is sent -----------------------------------------------------------------------------------------------------
+
+REGISTRIES = "/v2/registries"
+LOGIN = RegistryLogin("ghcr.io", "pods", "canary-51c7")
+
+
+def test_a_login_is_left_at_runpod_once_and_named_by_its_id(api: ScriptedApi, runpod: RunpodProvider) -> None:
+    api.on(CREATE, Answer(201, pod_row(status="PROVISIONING", **fresh())))
+    api.on(f"GET {REGISTRIES}", Answer(200, {"registries": [{"id": "reg_old", "name": "dockerhub"}]}))
+    api.on(f"POST {REGISTRIES}", Answer(201, {"id": "reg_abc", "name": "whatever"}))
+    runpod.rent(offer(), order(login=LOGIN))
+    assert created(api)["registry"] == "reg_abc"
+    assert "canary-51c7" not in json.dumps(created(api))
+    (made,) = api.calls(f"POST {REGISTRIES}")
+    name = made.body.pop("name")
+    assert made.body == {"username": "pods", "password": "canary-51c7"}
+    assert name.startswith("pennypod-ghcr.io-")
+    assert "canary" not in name
+    api.on(f"GET {REGISTRIES}", Answer(200, {"registries": [{"id": "reg_abc", "name": name}]}))
+    runpod.rent(offer(), order(login=LOGIN))
+    runpod.rent(offer(), order())
+    assert [asked.body.get("registry") for asked in api.calls(CREATE)] == ["reg_abc", "reg_abc", None]
+    assert len(api.calls(f"POST {REGISTRIES}")) == 1
+    runpod.rent(offer(), order(login=RegistryLogin("ghcr.io", "pods", "another")))
+    assert len(api.calls(f"POST {REGISTRIES}")) == 2, "another password is another credential"
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (Answer(403, problem(403, "forbidden")), InvalidError),
+        (Answer(422, problem(422, "bad canary-51c7")), InvalidError),
+        (Answer(500), TransientError),
+        (Answer(201, {}), TransientError),
+    ],
+)
+def test_without_the_login_no_pod_is_rented(
+    api: ScriptedApi, runpod: RunpodProvider, answer: Answer, error: type[ProviderError]
+) -> None:
+    api.on(f"GET {REGISTRIES}", Answer(200, {"registries": []}))
+    api.on(f"POST {REGISTRIES}", answer)
+    with pytest.raises(error) as refused:
+        runpod.rent(offer(), order(login=LOGIN))
+    assert "canary-51c7" not in str(refused.value)
+    assert api.calls(CREATE) == []
 
 
 def test_the_create_call_field_by_field(api: ScriptedApi, runpod: RunpodProvider) -> None:

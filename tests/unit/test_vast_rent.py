@@ -21,6 +21,7 @@ from pennypod.errors import (
     TransientError,
 )
 from pennypod.model.ids import Lease
+from pennypod.model.image import RegistryLogin
 from pennypod.model.offer import Offer, Order
 from pennypod.providers.base import AttachesKeys
 from pennypod.providers.http import Http
@@ -62,6 +63,24 @@ def order(**changes: Any) -> Order:
 
 
 # --- what is sent -----------------------------------------------------------------------------------------------------
+
+
+def test_a_login_goes_along_with_its_image_and_into_no_message(api: ScriptedApi, vast: VastProvider) -> None:
+    login = RegistryLogin("ghcr.io", "pods", "canary-51c7")
+    image = f"ghcr.io/me/golden@sha256:{'5' * 64}"
+    api.on(CREATE, Answer(400, {"success": False, "error": "invalid_args", "msg": "bad login canary-51c7"}))
+    with pytest.raises(InvalidError) as refused:
+        vast.rent(offer(), order(image=image, login=login))
+    assert "canary-51c7" not in str(refused.value)
+    body = api.asked[0].body
+    assert (body["image"], body["image_login"]) == (image, "-u pods -p canary-51c7 ghcr.io")
+    assert set(body) <= set(CREATE_FIELDS)
+
+
+def test_a_login_that_vast_would_part_in_the_wrong_place_rents_nothing(api: ScriptedApi, vast: VastProvider) -> None:
+    with pytest.raises(InvalidError, match="no blanks"):
+        vast.rent(offer(), order(login=RegistryLogin("ghcr.io", "pods", "two words")))
+    assert api.asked == []
 
 
 def test_the_create_call_field_by_field(api: ScriptedApi, vast: VastProvider) -> None:

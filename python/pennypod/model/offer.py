@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from pennypod.model.image import RegistryLogin
+
 
 @dataclass(frozen=True, slots=True)
 class Need:
@@ -78,7 +80,8 @@ class FuseTerms:
 class Order:
     """What is asked of a provider in one create call. `name` is the lease; `public_key` the run's own SSH key.
 
-    `fuse` puts a fuse on the pod that ends it when nobody else does (`pennypod.fuse`).
+    `fuse` puts a fuse on the pod that ends it when nobody else does (`pennypod.fuse`). `login` is who may pull `image`,
+    None where anybody may.
     """
 
     name: str
@@ -88,3 +91,4 @@ class Order:
     deadline: int
     env: dict[str, str] = field(default_factory=dict)
     fuse: FuseTerms | None = None
+    login: RegistryLogin | None = None

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from pennypod.errors import AuthError, ProviderError
+from pennypod.model.image import RegistryLogin, Repository
 from pennypod.model.offer import Need, Offer, Order
 from pennypod.model.pod import Pod
 
@@ -165,6 +166,9 @@ class SavesImages(Protocol):
 
     def saved_images(self) -> dict[str, str]:
         """The lasting names that are there, each with the id ("sha256:...") of what it names now."""
+
+    def push_image(self, name: str, to: Repository, tag: str, login: RegistryLogin | None) -> str:
+        """Send the image of that lasting name to a registry; returns the digest it has there. May take an hour."""
 
     def remove_image(self, name: str) -> None:
         """Delete the image of that lasting name; none is fine."""

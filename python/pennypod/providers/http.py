@@ -150,6 +150,7 @@ class Http:
         self._base = checked_base(self._address, base_url)
         self._auth = _Bearer(_checked_key(name, key))
         self._secret = key.strip()
+        self._secrets = {self._secret}
         self._clock = clock
         self._session = requests.Session() if session is None else session
         self._pacing = pacing or Pacing()
@@ -171,7 +172,15 @@ class Http:
     @property
     def key_mark(self) -> str:
         """A one-way mark of the key."""
-        return mark(self._name, self._secret)
+        return self.mark_of()
+
+    def mark_of(self, *parts: str) -> str:
+        """A one-way mark of anything, which nobody can find out by guessing without the key."""
+        return mark(self._name, self._secret, *parts)
+
+    def hide(self, secret: str) -> None:
+        """From now on another secret is scrubbed from what comes back, too."""
+        self._secrets.add(secret)
 
     @property
     def _host(self) -> str:
@@ -277,7 +286,9 @@ class Http:
 
     def clean(self, text: str) -> str:
         """One short line of somebody else's text, scrubbed of our key."""
-        line = " ".join(text.replace(self._secret, "***").split())
+        for secret in self._secrets:
+            text = text.replace(secret, "***")
+        line = " ".join(text.split())
         return line if len(line) <= 300 else line[:297] + "..."
 
     def _what(self, method: str, path: str) -> str:

@@ -30,6 +30,7 @@ from pennypod.errors import (
     TransientError,
 )
 from pennypod.model.ids import parse_lease
+from pennypod.model.image import RegistryLogin
 from pennypod.model.money import usd_to_micros
 from pennypod.model.offer import Need, Offer, Order
 from pennypod.model.pod import Pod, PodState, SshAddress
@@ -131,6 +132,8 @@ class RunpodProvider:
     def rent(self, offer: Offer, order: Order) -> str:
         """Create a pod for the lease in `order.name`. One request, never repeated."""
         body = create_body(offer, order, self._http.url)
+        if order.login is not None:
+            body["registry"] = self._credential(order.login)
         reply = self._http.create("POST", "/v2/pods", body=body)
         if reply.ok:
             made = reply.fields.get("id")
@@ -138,6 +141,31 @@ class RunpodProvider:
                 return made
             raise AmbiguousError(f"runpod: the create was answered without an id: {self._http.say(reply)}")
         raise self._create_error(reply)
+
+    def _credential(self, login: RegistryLogin) -> str:
+        """The id of the account's credential for a login, made once. It cannot be read back, so its name tells it.
+
+        The name holds a mark of the login: another password makes another credential. Raises InvalidError where the key
+        may not do this: the pod could not pull its image, so nothing is rented.
+        """
+        self._http.hide(login.password)
+        name = f"pennypod-{login.registry}-{self._http.mark_of(login.registry, login.user, login.password)}"
+        try:
+            listed = self._checked(self._http.request("GET", "/v2/registries"), "the registry logins").get("registries")
+            if not isinstance(listed, list):
+                raise TransientError("runpod: the answer holds no list of registry logins")
+            for row in listed:
+                if isinstance(row, dict) and row.get("name") == name and isinstance(row.get("id"), str) and row["id"]:
+                    return str(row["id"])
+            body = {"name": name, "username": login.user, "password": login.password}
+            # Not repeated: one that was made unseen is found by its name the next time.
+            reply = self._http.request("POST", "/v2/registries", body=body, attempts=1)
+            made = self._checked(reply, "the registry login").get("id")
+        except AuthError as exc:
+            raise InvalidError(f"runpod: no login for {login.registry} could be left there: {exc}") from exc
+        if not isinstance(made, str) or not made:
+            raise TransientError("runpod: the registry login was answered without an id")
+        return made
 
     def _create_error(self, reply: Reply) -> ProviderError:
         said = self._http.say(reply)

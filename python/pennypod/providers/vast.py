@@ -27,6 +27,7 @@ from pennypod.errors import (
     TransientError,
 )
 from pennypod.model.ids import parse_lease
+from pennypod.model.image import RegistryLogin
 from pennypod.model.money import MICROS_PER_USD, usd_to_micros
 from pennypod.model.offer import Need, Offer, Order
 from pennypod.model.pod import Pod, PodState, SshAddress
@@ -140,6 +141,8 @@ class VastProvider:
     def rent(self, offer: Offer, order: Order) -> str:
         """Rent an offer for the lease in `order.name`. One request, never repeated."""
         body = create_body(offer, order, self._http.url)
+        if order.login is not None:
+            self._http.hide(order.login.password)
         end = offer.details.get("end_date")
         if isinstance(end, (int, float)) and end < order.deadline:
             raise OfferGoneError(f"vast: offer {offer.offer_id} ends before the run's deadline")
@@ -503,6 +506,7 @@ def create_body(offer: Offer, order: Order, api_url: str = DEFAULT_URL) -> dict[
     return {
         "client_id": "me",
         "image": image,
+        **({} if order.login is None else {"image_login": image_login(order.login)}),
         "disk": disk_to_rent(max(order.disk_gb, offer.disk_gb)),
         "label": order.name,
         "env": dict(order.env),
@@ -512,6 +516,14 @@ def create_body(offer: Offer, order: Order, api_url: str = DEFAULT_URL) -> dict[
         # Without it, a machine that was taken meanwhile leaves us a stopped instance that bills for its disk.
         "cancel_unavail": True,
     }
+
+
+def image_login(login: RegistryLogin) -> str:
+    """As Vast wants it: words of `docker login`, which it parts at blanks. Raises InvalidError for a login with one."""
+    words = (login.user, login.password, login.registry)
+    if any(not word or any(letter.isspace() for letter in word) for word in words):
+        raise InvalidError(f"Vast takes no blanks in the login for {login.registry}: nothing was rented")
+    return f"-u {login.user} -p {login.password} {login.registry}"
 
 
 def onstart_script(order: Order, api_url: str = DEFAULT_URL) -> str:

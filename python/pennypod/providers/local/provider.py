@@ -21,11 +21,12 @@ from pennypod import fuse, startup
 from pennypod.errors import AmbiguousError, InvalidError, NoCapacityError, OfferGoneError, TransientError
 from pennypod.model.account import mark
 from pennypod.model.ids import PREFIX, parse_lease
+from pennypod.model.image import RegistryLogin, Repository
 from pennypod.model.money import usd_to_micros
 from pennypod.model.offer import Need, Offer, Order
 from pennypod.model.pod import Pod, PodState, SshAddress
 from pennypod.providers.base import SavedImage, Timing
-from pennypod.providers.local import saving
+from pennypod.providers.local import pushing, saving
 from pennypod.providers.local.engine import Engine, container_id, error_line, find_engine, forget_engine, is_vanished
 from pennypod.providers.local.hostsettings import HostSettings, read_host_settings, write_tree
 from pennypod.providers.local.image import (
@@ -320,6 +321,9 @@ class LocalProvider:
 
     def saved_images(self) -> dict[str, str]:
         return saving.tags(self.looker)
+
+    def push_image(self, name: str, to: Repository, tag: str, login: RegistryLogin | None) -> str:
+        return pushing.push_image(self.looker, f"{saving.REPOSITORY}:{name}", to, tag, login)
 
     def remove_image(self, name: str) -> None:
         saving.remove(self.looker, f"{saving.REPOSITORY}:{name}")
