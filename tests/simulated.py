@@ -135,16 +135,17 @@ class RentingWorld:
         found = self.providers[provider].offers(need or Need(gpu=("RTX 4090", "RTX 3090", "L4", "A40")))
         return sorted(found, key=lambda offer: offer.price_micros_per_h)
 
-    def rent(self, offers: list[Offer], login: Any = None) -> Tenancy:
-        request = RentRequest(
-            run=RUN,
-            offers=offers,
-            images={},
-            disk_gb=20,
-            deadline=self.clock.now() + 7200,
-            public_key=PUBLIC_KEY,
-            renter="1:1",
-        )
+    def rent(self, offers: list[Offer], login: Any = None, **changes: Any) -> Tenancy:
+        values: dict[str, Any] = {
+            "run": RUN,
+            "offers": offers,
+            "images": {},
+            "disk_gb": 20,
+            "deadline": self.clock.now() + 7200,
+            "public_key": PUBLIC_KEY,
+            "renter": "1:1",
+        }
+        request = RentRequest(**(values | changes))
         return self.rental.rent(request, login or FakeLogin(), self._report, lambda: None)
 
     def end(self, patience_s: float = 300.0) -> None:

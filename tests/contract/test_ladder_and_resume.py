@@ -10,13 +10,25 @@ import pytest
 import requests
 from fakes import FakeLogin
 from pennypod.errors import NotReadyError
-from pennypod.ledger import AttemptState
+from pennypod.ledger import AttemptState, RunRecord
 from pennypod.market import Estimate
 from pennypod.model.ids import Lease
+from pennypod.model.image import RegistryLogin
 from pennypod.model.offer import Need, Order
 from pennypod.model.pod import PodState
 from pennypod.planning import Limits, Plan, make_plan
 from simulated import KEYS, PUBLIC_KEY, RUN, RentingWorld, simulator
+
+PRIVATE = "{registries: {ghcr.io: {user: pods, password: canary-51c7}}}"
+
+
+@pytest.fixture
+def private_world(tmp_path: Path) -> Iterator[RentingWorld]:
+    (tmp_path / "market.yml").write_text(PRIVATE)
+    with simulator("--seed", "11", "--market", str(tmp_path / "market.yml")) as running:
+        world = RentingWorld(tmp_path, running)
+        yield world
+        world.ledger.close()
 
 
 @pytest.fixture
@@ -51,6 +63,33 @@ def test_the_ladder_falls_through_types_and_providers_with_a_reason_for_each_run
     assert len(world.simulator.live()) == 1
     world.end()
     assert world.simulator.live() == []
+
+
+GOLDEN = f"ghcr.io/me/golden@sha256:{'5' * 64}"
+
+
+@pytest.mark.parametrize("provider", ["vast", "runpod"])
+def test_a_login_opens_a_private_registry_and_without_it_the_next_rung_is_the_stock_image(
+    private_world: RentingWorld, provider: str
+) -> None:
+    world, login = private_world, RegistryLogin("ghcr.io", "pods", "canary-51c7")
+    offers = world.offers(provider)[:3]
+    choice = {"images": {provider: GOLDEN}, "instead": {provider: ""}}
+    began = world.clock.now()
+    tenancy = world.rent(offers, **choice)
+    lost = world.ledger.attempts(RUN)[0]
+    assert (lost.state, lost.outcome) == (AttemptState.GONE, "not_ready")
+    assert "no basic auth credentials" in (lost.reason or "")
+    assert (tenancy.image, tenancy.attempt.attempt) == ("", 2)
+    limit = world.providers[provider].timing.start_limit_s
+    assert world.clock.now() - began < limit + 120
+    assert len(world.simulator.live()) == 1
+    world.end()
+    world.lines.clear()
+    world.ledger.open_run(RunRecord("demo-1201-bbbbb", "demo", "1:1", world.clock.now(), ""))
+    tenancy = world.rent(world.offers(provider)[:1], run="demo-1201-bbbbb", logins={"ghcr.io": login}, **choice)
+    assert tenancy.image == GOLDEN
+    assert not [line for line in world.lines if "canary" in line]
 
 
 @pytest.mark.parametrize("provider", ["vast", "runpod"])

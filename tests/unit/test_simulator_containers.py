@@ -7,16 +7,18 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 from pennypod import processes
+from pennypod.model.image import RegistryLogin
 from pennypod.providers.local.engine import Completed, Engine
 from pennypod.settings import Settings
 from pennypod.simulator import pods as module
 from pennypod.simulator.clock import VirtualClock
 from pennypod.simulator.pods import Containers
-from pennypod.simulator.state import RUNPOD, Boot, Pod, World
+from pennypod.simulator.state import RUNPOD, Boot, Pod, Stage, World
 
 LEASE = "pennypod-simtest-1201-abcde-a1-tt2abcd-nabcde"
 WAIT_S = 30.0
@@ -28,6 +30,10 @@ class FakeEngine:
     def __init__(self) -> None:
         self.there: dict[str, dict[str, str]] = {}
         self.runs: list[str] = []
+        self.images: list[str] = []
+        self.pulled: list[dict[str, Any]] = []
+        self.pull_says = ""
+        self.removed: list[str] = []
         self.on_run: Callable[[], None] = lambda: None
 
     def __call__(self, argv: Sequence[str], stdin: bytes | None, timeout_s: float) -> Completed:
@@ -42,6 +48,12 @@ class FakeEngine:
                     if label[0] in labels and label[2] in ("", labels[label[0]])
                 ]
                 return Completed(0, json.dumps(rows), "")
+            case "pull":
+                file = Path(argv[argv.index("--authfile") + 1])
+                self.pulled.append(json.loads(file.read_text())["auths"])
+                return Completed(125 if self.pull_says else 0, "", self.pull_says)
+            case "rmi":
+                self.removed.append(argv[-1])
             case "rm":
                 self.there.pop(argv[-1], None)
         return Completed(0, "", "")
@@ -49,6 +61,7 @@ class FakeEngine:
     def _run(self, argv: list[str]) -> Completed:
         name = argv[argv.index("--name") + 1]
         self.runs.append(name)
+        self.images.append(argv[argv.index("--name") + 2])
         if any(labels["name"] == name for labels in self.there.values()):
             return Completed(125, "", f'Error: the container name "{name}" is already in use')
         number = f"{len(self.runs):064x}"
@@ -84,13 +97,12 @@ def world(tmp_path: Path, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -
     return World(VirtualClock(0, start=1.8e9), backend, boot=Boot(assign_s=1, loading_s=3))
 
 
-def rented(world: World, name: str = LEASE) -> Pod:
+def rented(world: World, name: str = LEASE, **values: Any) -> Pod:
     gpu = world.runpod.gpus["NVIDIA GeForce RTX 4090"]
     center = world.runpod.take(gpu, "SECURE", 1, None)
     details = {"cloud": "SECURE", "center": center, "rate": gpu.secure, "full_rate": 0}
-    return world.rent_runpod(
-        world.account(RUNPOD), gpu, name=name, image="runpod/pytorch:1", disk_gb=5.0, details=details
-    )
+    order = {"name": name, "image": "runpod/pytorch:1", "disk_gb": 5.0, "details": details} | values
+    return world.rent_runpod(world.account(RUNPOD), gpu, **order)
 
 
 def run_jobs(world: World) -> None:
@@ -104,6 +116,42 @@ def settled(world: World, pod: Pod) -> None:
     assert isinstance(backend, Containers)
     with backend._entry(pod).lock:
         pass
+
+
+HERE = f"127.0.0.1:5000/golden@sha256:{'5' * 64}"
+LOGIN = RegistryLogin("127.0.0.1:5000", "pods", "canary-51c7")
+
+
+@pytest.mark.parametrize("login", [None, LOGIN])
+def test_an_image_in_a_registry_here_is_pulled_as_the_pod_and_nobody_else(
+    world: World, engine: FakeEngine, login: RegistryLogin | None
+) -> None:
+    pod = rented(world, image=HERE, login=login)
+    run_jobs(world)
+    settled(world, pod)
+    assert [auths.keys() for auths in engine.pulled] == [{LOGIN.registry} if login else set()]
+    assert pod.up
+    assert engine.images == [HERE]
+    world.backend.close()  # type: ignore[attr-defined]
+    assert engine.removed == [HERE]
+
+
+def test_one_that_cannot_be_pulled_makes_no_container_and_says_why(world: World, engine: FakeEngine) -> None:
+    engine.pull_says = "Error: unauthorized: authentication required"
+    pod = rented(world, image=HERE, login=LOGIN)
+    run_jobs(world)
+    settled(world, pod)
+    assert (pod.up, engine.there) == (False, {})
+    assert pod.pull_failure.endswith("unauthorized: authentication required")
+    assert "canary" not in pod.pull_failure
+    world.clock.advance(60)
+    world.tick()
+    assert (pod.stage, pod.message) == (Stage.LOADING, pod.pull_failure)
+    engine.pull_says = "Error: manifest unknown"
+    other = rented(world, name="another", image=HERE)
+    run_jobs(world)
+    settled(world, other)
+    assert "not found: manifest unknown" in other.pull_failure
 
 
 def test_a_pod_that_is_destroyed_while_it_starts_leaves_no_container(world: World, engine: FakeEngine) -> None:

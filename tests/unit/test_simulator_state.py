@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pennypod.errors import InputError
+from pennypod.model.image import RegistryLogin
 from pennypod.simulator.clock import VirtualClock
 from pennypod.simulator.faults import CALL_FAULTS, ENDPOINTS, POD_FAULTS, Faults, parse_rule
 from pennypod.simulator.pods import Ghosts
+from pennypod.simulator.pulling import login_of_vast, path_of
 from pennypod.simulator.runpod_rows import pod_row
 from pennypod.simulator.state import RUNPOD, VAST, Boot, Pod, Stage, World
 from pennypod.simulator.vast_rows import instance_row
@@ -368,3 +371,83 @@ def test_bad_rules_are_taken_back_whole() -> None:
     with pytest.raises(InputError):
         faults.add([{"endpoint": "vast.list", "fault": "error"}, {"endpoint": "vast.list", "fault": "meteor"}])
     assert faults.rules == []
+
+
+# --- images ---------------------------------------------------------------------------------------------------------
+
+PRIVATE = f"ghcr.io/me/golden@sha256:{'5' * 64}"
+LOGIN = RegistryLogin("ghcr.io", "pods", "secret")
+WITH_REGISTRY = ONE_MACHINE | {"registries": {"ghcr.io": {"user": "pods", "password": "secret"}}}
+
+
+@pytest.mark.parametrize("provider", [VAST, RUNPOD])
+@pytest.mark.parametrize(
+    ("login", "said"),
+    [
+        (None, "no basic auth credentials"),
+        (replace(LOGIN, password="old"), "unauthorized: authentication required"),
+    ],
+)
+def test_an_image_of_a_private_registry_never_comes_without_its_login(
+    provider: str, login: RegistryLogin | None, said: str
+) -> None:
+    world = make_world(WITH_REGISTRY)
+    pod = rent(world, provider, image=PRIVATE, login=login)
+    advance(world, 3600)
+    assert pod.stage is Stage.LOADING
+    assert pod.message.startswith("Error response from daemon: ")
+    assert pod.message.endswith(said)
+    assert pod.log[-1] == pod.message
+    if provider == VAST:
+        row = instance_row(pod, world.clock.now())
+        assert (row["actual_status"], row["intended_status"]) == ("loading", "stopped")
+        assert row["status_msg"] == pod.message
+    else:
+        row = pod_row(pod, world.clock.now())
+        assert (row["status"], row["runtime"], row["ssh"]["direct"]) == ("RUNNING", None, None)
+
+
+@pytest.mark.parametrize("provider", [VAST, RUNPOD])
+def test_with_its_login_it_comes(provider: str) -> None:
+    world = make_world(WITH_REGISTRY)
+    pod = rent(world, provider, image=PRIVATE, login=LOGIN)
+    advance(world, 12)
+    assert pod.stage is Stage.RUNNING
+
+
+@pytest.mark.parametrize("provider", [VAST, RUNPOD])
+def test_a_host_that_has_had_the_image_starts_the_next_pod_sooner(provider: str) -> None:
+    world = make_world(ONE_MACHINE | {"boot": {name: {"loading_s": 60, "cached_s": 5} for name in (VAST, RUNPOD)}})
+    first = rent(world, provider)
+    advance(world, 30)
+    assert first.stage is Stage.LOADING
+    advance(world, 40)
+    assert first.stage is Stage.RUNNING
+    world.destroy(first)
+    second = rent(world, provider)
+    advance(world, 2)
+    if provider == VAST:
+        assert instance_row(second, world.clock.now())["status_msg"] == "Status: Image is up to date for an/image:1"
+    advance(world, 8)
+    assert second.stage is Stage.RUNNING
+    world.destroy(second)
+    another = rent(world, provider, image="another/image:1")
+    advance(world, 10)
+    assert another.stage is Stage.LOADING
+
+
+def test_a_pull_names_the_repository_as_docker_does() -> None:
+    names = ("an/image:1", "ubuntu", PRIVATE, "127.0.0.1:5000/golden:v1", "localhost/a/b@sha256:12")
+    assert [path_of(name) for name in names] == ["an/image", "ubuntu", "me/golden", "golden", "a/b"]
+
+
+def test_vasts_login_is_words_and_for_one_registry() -> None:
+    assert login_of_vast("-u pods -p secret ghcr.io", PRIVATE) == LOGIN
+    for text in ("", "-u pods -p two words ghcr.io", "-u pods -p secret quay.io", "pods secret ghcr.io"):
+        assert login_of_vast(text, PRIVATE) is None
+
+
+@pytest.mark.parametrize("registries", [["ghcr.io"], {"ghcr.io": "pods"}, {"ghcr.io": {"user": "pods"}}])
+def test_a_market_file_that_names_no_login_is_refused(registries: Any) -> None:
+    with pytest.raises(InputError, match="registries"):
+        make_world({"registries": registries})

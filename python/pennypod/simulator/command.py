@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 _LOOPBACK = ("127.0.0.1", "localhost")
-_MARKET_PARTS = frozenset(("seed", "vast", "runpod", "accounts", "boot", "options"))
+_MARKET_PARTS = frozenset(("seed", "vast", "runpod", "accounts", "boot", "options", "registries"))
 
 
 def read_file(path: Path | None) -> Any:

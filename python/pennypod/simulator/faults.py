@@ -59,7 +59,7 @@ _VAST = (
     "search create list legacy_list show update destroy reboot bid snapshot ssh keys logs log_file user charges"
     " prices spend_rate invoices"
 )
-_RUNPOD = "gpus datacenters create list get update action destroy logs keys billing graphql"
+_RUNPOD = "gpus datacenters create list get update action destroy logs keys billing registries graphql"
 ENDPOINTS = tuple(f"{api}.{name}" for api, names in (("vast", _VAST), ("runpod", _RUNPOD)) for name in names.split())
 """What a rule can name: the endpoints of both APIs' routes."""
 

@@ -22,6 +22,7 @@ from pennypod.providers.local.engine import Engine, container_id, error_line, fi
 from pennypod.providers.local.hostsettings import HostSettings, read_host_settings, write_tree
 from pennypod.providers.local.image import MOUNT, ensure_image, run_arguments, scripts
 from pennypod.settings import Settings
+from pennypod.simulator.pulling import is_pulled, pull
 from pennypod.simulator.state import RUNPOD, VAST, Pod
 
 LABEL = "pennypod.simulator"
@@ -102,6 +103,7 @@ class Containers:
         self._speed = speed
         self._engine = engine
         self._made: dict[str, _Made] = {}
+        self._pulled: set[str] = set()
         self._lock = threading.Lock()
         self._closed = False
         self.api_url = ""
@@ -161,7 +163,9 @@ class Containers:
 
     def _run(self, pod: Pod, entry: _Made) -> None:
         host = self._host()
-        image = ensure_image(self.engine, self._image, host, self._cache, self._environ, lambda _text: None)
+        image = self._image_of(pod, host)
+        if image is None:
+            return
         tree = write_tree(host, self._cache, scripts("host.sh", "start.sh"))
         # Simulators of one seed give their pods the same ids, and one engine may serve several of them.
         own = f"pennypod-simulated-{pod.provider}-{pod.id}-{os.getpid()}"
@@ -192,6 +196,17 @@ class Containers:
             # A name need not be unique at a provider; here a second pod of the same name gets its id added.
             name = f"{name}-{pod.id}"
         pod.failure = failure
+
+    def _image_of(self, pod: Pod, host: HostSettings) -> str | None:
+        """What the container is made of; None when the pod's image cannot be pulled, which the pod then tells."""
+        if not is_pulled(pod.image):
+            return ensure_image(self.engine, self._image, host, self._cache, self._environ, lambda _text: None)
+        pod.pull_failure = pull(self.engine, pod.image, pod.login)
+        if pod.pull_failure:
+            return None
+        with self._lock:
+            self._pulled.add(pod.image)
+        return pod.image
 
     def _arguments(self, pod: Pod, host: HostSettings, port: int) -> list[str]:
         env = {name: value for name, value in pod.env.items() if _ENV_NAME.fullmatch(name) and "\n" not in value}
@@ -336,7 +351,7 @@ class Containers:
         return (done.stdout + done.stderr).splitlines()[-tail:]
 
     def close(self) -> None:
-        """Remove every container of this simulator, whatever its state."""
+        """Remove every container of this simulator, whatever its state, and what it has pulled."""
         self._closed = True
         if self._engine is None:
             return
@@ -346,6 +361,8 @@ class Containers:
                 for row in rows:
                     self.engine.remove_container(row["id"])
                 if not rows and not any(entry.lock.locked() for entry in self._made.values()):
+                    for image in self._pulled:
+                        self.engine.call("rmi", image, timeout_s=60)
                     return
             time.sleep(0.5)
 

@@ -9,13 +9,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import unquote
 
+from pennypod.model.image import RegistryLogin, registry_of
 from pennypod.simulator import runpod_schema as schema
 from pennypod.simulator.dispatch import Call, Route, route
 from pennypod.simulator.faults import Rule
 from pennypod.simulator.market import center_rows
 from pennypod.simulator.meter import nanos
 from pennypod.simulator.runpod_rows import BUCKETS, bill, gpu_row, pod_row, status
-from pennypod.simulator.state import RUNPOD, Identity, Pod, Stage, World, runpod_disk
+from pennypod.simulator.state import RUNPOD, Credential, Identity, Pod, Stage, World, runpod_disk
 from pennypod.simulator.wire import Refusal, Reply, Request
 
 NO_CAPACITY = (
@@ -78,6 +79,10 @@ class RunpodApi:
             route("GET", r"/v2/account/ssh-keys", "runpod.keys", self.keys),
             route("PUT", r"/v2/account/ssh-keys", "runpod.keys", self.set_keys),
             route("GET", r"/v2/billing/pods", "runpod.billing", self.billing),
+            route("GET", r"/v2/registries", "runpod.registries", self.registries),
+            route("POST", r"/v2/registries", "runpod.registries", self.keep_registry),
+            route("GET", r"/v2/registries/(?P<registry>[^/]+)", "runpod.registries", self.registry),
+            route("DELETE", r"/v2/registries/(?P<registry>[^/]+)", "runpod.registries", self.forget_registry),
         )
 
     # --- the frame ----------------------------------------------------------------------------------------------------
@@ -173,6 +178,8 @@ class RunpodApi:
             return problem(400, "exactly one of gpu and cpu must be given")
         if "templateId" in body:
             return problem(404, "template not found")
+        if body.get("registry") is not None:
+            self._registry(call, body["registry"])
         if call.identity.account.balance(self.world.clock.now()) <= 0:
             return problem(402, NO_MONEY)
         if gpu_wish is None:
@@ -229,9 +236,50 @@ class RunpodApi:
             command=_command(body),
             gpus=count,
             details=details,
+            login=self._login(call, body),
         )
         pod.details["full_rate"] = nanos(str(pod.details["rate"])) + runpod_disk(pod, True)
         return Reply(201, pod_row(pod, self.world.clock.now()))
+
+    def _login(self, call: Call, body: Mapping[str, Any]) -> RegistryLogin | None:
+        """A credential names no registry: it is good for whichever the image is in."""
+        if body.get("registry") is None:
+            return None
+        kept = self._registry(call, body["registry"])
+        return RegistryLogin(registry_of(str(body.get("image", ""))), kept.user, kept.password)
+
+    def _registry(self, call: Call, number: str) -> Credential:
+        for kept in call.identity.account.registries:
+            if kept.id == number:
+                return kept
+        raise Refusal(problem(404, "registry not found"))
+
+    def registries(self, call: Call) -> Reply:
+        self._whole_account(call)
+        rows = [{"id": kept.id, "name": kept.name} for kept in call.identity.account.registries]
+        return Reply(200, {"registries": rows})
+
+    def registry(self, call: Call) -> Reply:
+        self._whole_account(call)
+        kept = self._registry(call, call.match["registry"])
+        return Reply(200, {"id": kept.id, "name": kept.name})
+
+    def keep_registry(self, call: Call) -> Reply:
+        """Names need not be unique. What is kept is not looked at: a wrong password shows when a pod pulls."""
+        self._whole_account(call)
+        body = self._body(call, schema.REGISTRY)
+        kept = Credential(f"reg_{secrets.token_hex(4)}", body["name"], body["username"], body["password"])
+        call.identity.account.registries.append(kept)
+        return Reply(201, {"id": kept.id, "name": kept.name})
+
+    def forget_registry(self, call: Call) -> Reply:
+        self._whole_account(call)
+        kept = self._registry(call, call.match["registry"])
+        pods = self.world.listing(RUNPOD, call.identity)
+        if any(pod.alive and pod.details.get("registry") == kept.id for pod in pods):
+            return problem(400, "registry credential is in use by a pod and cannot be deleted")
+        call.identity.account.registries.remove(kept)
+        return Reply(204)
 
     def show(self, call: Call) -> Reply:
         pod = self.world.find(RUNPOD, call.match["id"], call.identity)

@@ -136,4 +136,5 @@ CREATE = closed(
 )
 UPDATE = closed(_CONTAINER | {"locked": flag})
 ACTION = closed({"action": choice("start", "stop", "restart", "terminate")}, ("action",))
+REGISTRY = closed({name: text(1) for name in ("name", "username", "password")}, ("name", "username", "password"))
 SSH_KEYS = closed({"keys": texts(re.compile(r"(ssh|ecdsa|sk)-\S+ \S+( .*)?"))}, ("keys",))

@@ -18,11 +18,13 @@ from functools import partial
 from typing import Any, Protocol
 
 from pennypod.errors import InputError
+from pennypod.model.image import RegistryLogin, registry_of
 from pennypod.simulator.chance import text as draw_text
 from pennypod.simulator.clock import VirtualClock
 from pennypod.simulator.faults import Faults, Rule
 from pennypod.simulator.market import CatalogueGpu, RunpodMarket, VastMarket, VastOffer
 from pennypod.simulator.meter import Meter, Tab, disk_rate, nanos
+from pennypod.simulator.pulling import not_found, private_registries, refused
 
 VAST, RUNPOD = "vast", "runpod"
 RUNPOD_DISK_USD = 0.10
@@ -43,6 +45,16 @@ class Stage(StrEnum):
     GONE = "gone"
 
 
+@dataclass(frozen=True, slots=True)
+class Credential:
+    """What RunPod keeps of a registry login, and never tells again but for its id and name."""
+
+    id: str
+    name: str
+    user: str
+    password: str = field(repr=False)
+
+
 @dataclass(slots=True)
 class Account:
     """Money and keys at one provider. `credit` in micro-dollars is what was paid in."""
@@ -55,6 +67,7 @@ class Account:
     tab: Tab = field(default_factory=Tab)
     ssh_keys: list[dict[str, Any]] = field(default_factory=list)
     next_key_id: int = 1
+    registries: list[Credential] = field(default_factory=list)
 
     def balance(self, now: float) -> int:
         return self.credit - self.tab.micros(now)
@@ -90,6 +103,8 @@ class Pod:
     address: tuple[str, int] | None = None
     up: bool = False
     failure: str = ""
+    pull_failure: str = ""
+    login: RegistryLogin | None = None
     life: int = 0
     gone_at: float | None = None
     gone_why: str = ""
@@ -139,10 +154,14 @@ class Backend(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Boot:
-    """Seconds a pod spends before it is up: until a machine has it, and with its image."""
+    """Seconds a pod spends before it is up: until a machine has it, and with its image.
+
+    `cached_s` instead of `loading_s` where the host has had that image before; None makes no difference.
+    """
 
     assign_s: float = 1.0
     loading_s: float = 3.0
+    cached_s: float | None = None
 
 
 class World:
@@ -168,6 +187,8 @@ class World:
         self.runpod = RunpodMarket(self.seed, spec.get("runpod") or {})
         self.faults = Faults(self.seed, faults)
         self.options: dict[str, Any] = dict(spec.get("options") or {})
+        self._private = private_registries(spec)
+        self._images_of: dict[str, set[str]] = {}
         self.pods: dict[str, dict[str, Pod]] = {VAST: {}, RUNPOD: {}}
         self._gone: dict[str, dict[str, Pod]] = {VAST: {}, RUNPOD: {}}
         self._boot = {provider: _boot(spec, provider, boot or Boot()) for provider in (VAST, RUNPOD)}
@@ -254,7 +275,10 @@ class World:
 
     def _launch(self, pod: Pod) -> None:
         boot = self._boot[pod.provider]
-        pod.boot_s = boot.loading_s + (pod.fault_seconds("slow_loading", 600.0) or 0.0)
+        cached = boot.cached_s is not None and pod.image in self._images_of.get(_host_of(pod), set())
+        pod.details["cached"] = cached
+        pod.boot_s = boot.cached_s if cached and boot.cached_s is not None else boot.loading_s
+        pod.boot_s += pod.fault_seconds("slow_loading", 600.0) or 0.0
         self._at(pod.created + boot.assign_s, "load", pod)
         self._later(pod, lambda: self.backend.create(pod))
 
@@ -365,18 +389,17 @@ class World:
     def _happen(self, what: str, pod: Pod, at: float) -> None:
         if what == "load":
             self._enter(pod, Stage.LOADING, at)
-            if "pull_error" in pod.faults:
+            wanted = self._private.get(registry_of(pod.image))
+            if wanted is not None and pod.login != wanted:
+                pod.pull_failure = refused(pod.image, pod.login)
+            if pod.pull_failure or "pull_error" in pod.faults:
                 self._at(at + pod.boot_s / 2, "pull_error", pod)
             elif "stuck_loading" not in pod.faults:
                 self._at(at + pod.boot_s, "up", pod)
         elif what == "up":
             self._come_up(pod, at)
         elif what == "pull_error":
-            # As seen at Vast: the intention flips, the container stays in loading.
-            pod.message = f"Error response from daemon: manifest for {pod.image} not found: manifest unknown"
-            pod.wanted = "stopped" if pod.provider == VAST else pod.wanted
-            pod.history.append((at, "pull_error"))
-            pod.log.append(pod.message)
+            self._fail_pull(pod, at)
         elif what == "lose_keys":
             pod.history.append((at, "lose_keys"))
             self._later(pod, lambda: self.backend.lose_keys(pod))
@@ -390,8 +413,17 @@ class World:
         elif what == "evict":
             self.evict(pod, at)
 
+    def _fail_pull(self, pod: Pod, at: float) -> None:
+        """As seen at Vast: the intention flips, the container stays in loading. RunPod goes on saying RUNNING."""
+        pod.message = pod.pull_failure or not_found(pod.image)
+        pod.wanted = "stopped" if pod.provider == VAST else pod.wanted
+        pod.history.append((at, "pull_error"))
+        pod.log.append(pod.message)
+
     def _come_up(self, pod: Pod, at: float) -> None:
-        if pod.failure:
+        if pod.pull_failure:
+            self._fail_pull(pod, at)
+        elif pod.failure:
             pod.message = pod.failure
             self._end_gpus(pod, keep=True)
             self._enter(pod, Stage.EXITED, at)
@@ -405,6 +437,7 @@ class World:
             self._at(self.clock.now() + _CREATE_RETRY_S * max(1.0, self.clock.speed), "up", pod)
         else:
             self._enter(pod, Stage.RUNNING, at)
+            self._images_of.setdefault(_host_of(pod), set()).add(pod.image)
             for fault, what, default in (
                 ("exit_after", "exit", 5.0),
                 ("evict_after", "evict", 5.0),
@@ -500,6 +533,13 @@ def runpod_disk(pod: Pod, busy: bool) -> int:
     return disk_rate(RUNPOD_VOLUME_STOPPED_USD, volume)
 
 
+def _host_of(pod: Pod) -> str:
+    """Who keeps images for the next pod: Vast's machine, and at RunPod whoever has that type in that place."""
+    if pod.provider == VAST:
+        return f"vast/{pod.machine.machine_id}"
+    return f"runpod/{pod.details.get('center')}/{pod.machine.id if pod.machine is not None else 'cpu'}"
+
+
 def _center_of(pod: Pod) -> list[str] | None:
     return [pod.details["center"]] if pod.details["cloud"] == "SECURE" else None
 
@@ -507,9 +547,11 @@ def _center_of(pod: Pod) -> list[str] | None:
 def _boot(spec: Mapping[str, Any], provider: str, default: Boot) -> Boot:
     given = dict((spec.get("boot") or {}).get(provider) or {})
     try:
-        return Boot(float(given.get("assign_s", default.assign_s)), float(given.get("loading_s", default.loading_s)))
+        assign_s, loading_s = (float(given.get(name, getattr(default, name))) for name in ("assign_s", "loading_s"))
+        cached = given.get("cached_s", default.cached_s)
+        return Boot(assign_s, loading_s, None if cached is None else float(cached))
     except (TypeError, ValueError) as exc:
-        raise InputError(f"market file: boot.{provider} holds assign_s and loading_s in seconds") from exc
+        raise InputError(f"market file: boot.{provider} holds assign_s, loading_s and cached_s in seconds") from exc
 
 
 def _accounts(spec: Mapping[str, Any], provider: str) -> list[Account]:

@@ -11,6 +11,7 @@ from typing import Any
 from pennypod.simulator.dispatch import Call, Route, route
 from pennypod.simulator.faults import Rule
 from pennypod.simulator.market import VastOffer
+from pennypod.simulator.pulling import login_of_vast
 from pennypod.simulator.state import VAST, Account, Pod, Stage, World
 from pennypod.simulator.vast_prices import PriceRequests
 from pennypod.simulator.vast_rows import charge_rows, has_ssh, instance_row, is_direct, spend_rate
@@ -275,6 +276,7 @@ class VastApi:
             "ports": [str(name)[3:].strip() for name in env if str(name).startswith("-p ")],
             "keys": [dict(key) for key in account.ssh_keys] if has_ssh(str(runtype)) else [],
             "command": texts[0],
+            "login": login_of_vast(str(body.get("image_login") or ""), str(image or "")),
             "details": {
                 "runtype": str(runtype),
                 "direct": is_direct(str(runtype)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pennypod.simulator.meter import disk_rate, micros_of_rate
+from pennypod.simulator.pulling import path_of
 from pennypod.simulator.state import Account, Pod, Stage, World
 from pennypod.simulator.vast_search import machine_fields, prices, storage_per_hour
 
@@ -53,7 +54,9 @@ def status_msg(pod: Pod, now: float) -> str | None:
         share = min(share, _STUCK_AT)
     layer = _LAYERS[int(share * len(_LAYERS))]
     if share < 0.1:
-        return f"{layer}: Pulling from {pod.image.partition(':')[0]}"
+        return f"{layer}: Pulling from {path_of(pod.image)}"
+    if pod.details.get("cached"):
+        return f"Status: Image is up to date for {pod.image}"
     return f"{layer}: {'Downloading' if share < 0.7 else 'Extracting'} {share:.0%}"
 
 
