@@ -29,7 +29,7 @@ setup: ## install what is missing: system packages, .venv, the locked Python pac
 	@scripts/setup.sh
 
 .PHONY: test-tools
-test-tools: ## make setup, and what the tests start themselves: an OpenSSH server, PostgreSQL, tmux, Chromium
+test-tools: ## make setup, and what the tests start themselves: an OpenSSH server, PostgreSQL, a registry, tmux, Chromium
 	@scripts/setup.sh --tests
 
 .PHONY: demo

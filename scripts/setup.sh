@@ -3,7 +3,8 @@
 # Safe to run again and again: with nothing to do it only compares a stamp. PYTHON=/path/to/python3 picks the interpreter.
 #
 #   setup.sh            what running jobs needs
-#   setup.sh --tests    also what the tests need: an OpenSSH server, PostgreSQL, tmux and Chromium; no service is started
+#   setup.sh --tests    also what the tests need: an OpenSSH server, PostgreSQL, a container registry, tmux and Chromium;
+#                       no service is started
 #                       or enabled for them
 set -euo pipefail
 
@@ -113,6 +114,7 @@ have mmdebstrap || missing+=(mmdebstrap)
 if [ "${1:-}" = --tests ]; then
     have tmux || missing+=(tmux)
     have sshd || missing+=(openssh-server)
+    have docker-registry || missing+=(docker-registry)
     have pg_ctl || compgen -G '/usr/lib/postgresql/*/bin/pg_ctl' >/dev/null || missing+=(postgresql)
     # Ubuntu has Chromium as a snap only, which a machine without snapd cannot have: its test is skipped there.
     if ! grep -qsx 'ID="\?ubuntu"\?' /etc/os-release; then
@@ -147,6 +149,7 @@ if [ ${#missing[@]} -gt 0 ] || [ ${#engine_parts[@]} -gt 0 ]; then
         packages+=("$part")
     done
     case " ${packages[*]} " in *" openssh-server "*) keep_off ssh ssh.service ssh.socket ;; esac
+    case " ${packages[*]} " in *" docker-registry "*) keep_off docker-registry docker-registry.service ;; esac
     case " ${packages[*]} " in *" postgresql "*) keep_off postgresql postgresql.service ;; esac
     apt_install "${packages[@]}"
     allow_services_again
