@@ -249,7 +249,8 @@ def fetch_once(ssh: Ssh, remote: RemoteFile, target: Path, *, on_progress: Calla
     if here is not None:
         return here
     target.parent.mkdir(parents=True, exist_ok=True)
-    return fetch(ssh, remote.path, target, expected_sha256=remote.sha256 or None, on_progress=on_progress)
+    expected = remote.sha256 or None
+    return fetch(ssh, remote.path, target, size=remote.bytes, expected_sha256=expected, on_progress=on_progress)
 
 
 def already_here(target: Path, remote: RemoteFile) -> Fetched | None:

@@ -80,7 +80,9 @@ def test_no_pod_outlives_its_controller(
 
 def workers(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
     """The forks of ansible-playbook that run a module just now."""
-    return [child for child in psutil.Process(process.pid).children() if child.children()]
+    with contextlib.suppress(psutil.NoSuchProcess):  # one that ends between two looks
+        return [child for child in psutil.Process(process.pid).children() if child.children()]
+    return []
 
 
 def reach(workspace: Workspace, stage: str, process: subprocess.Popen[bytes], log: Path) -> None:

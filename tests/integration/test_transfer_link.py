@@ -14,7 +14,7 @@ from loopback_sshd import LoopbackSshd
 from pennypod.clock import SystemClock
 from pennypod.errors import DiskFullError
 from pennypod.ssh import Ssh, trust_host_keys
-from pennypod.transfer import Progress, UploadResult, plan_upload, upload
+from pennypod.transfer import Progress, UploadResult, fetch, plan_upload, upload
 from pennypod.transfer.session import Meter
 from pod_folder import contents
 from small_disk import mounted
@@ -112,3 +112,51 @@ def test_a_pod_whose_disk_fills_up_under_the_shares_says_so(
         (disk / "other").unlink()
         upload(over(link, sshd), plan_upload(None, data), str(disk / "pod"))
         assert contents(disk / "pod/data") == contents(data)
+
+
+# --- fetch ------------------------------------------------------------------------------------------------------------
+
+
+def test_on_a_long_line_a_large_file_comes_home_over_several_connections(
+    sshd: LoopbackSshd, link: Link, tmp_path: Path
+) -> None:
+    (tmp_path / "best.pt").write_bytes(random.Random(3).randbytes(14_000_000))
+
+    def timed(home: str, size: int) -> tuple[int, float]:
+        before, started = link.connections, time.monotonic()
+        fetch(over(link, sshd), str(tmp_path / "best.pt"), tmp_path / home, size=size)
+        return link.connections - before, time.monotonic() - started
+
+    several, several_s = timed("several.pt", 14_000_000)
+    one, one_s = timed("one.pt", 0)
+    for home in ("several.pt", "one.pt"):
+        assert (tmp_path / home).read_bytes() == (tmp_path / "best.pt").read_bytes()
+    assert (several > 4, one) == (True, 1)
+    assert several_s < 0.8 * one_s, f"{several} connections {several_s:.1f} s, one {one_s:.1f} s"
+
+
+def test_a_line_that_is_cut_costs_a_fetch_only_what_was_on_its_way(
+    sshd: LoopbackSshd, link: Link, tmp_path: Path
+) -> None:
+    content = random.Random(4).randbytes(40_000_000)
+    (tmp_path / "best.pt").write_bytes(content)
+    cuts = [link.cut]
+
+    def cut(_progress: Progress) -> None:
+        if cuts and link.carried["down"] > 20_000_000:
+            cuts.pop()()
+
+    home = tmp_path / "home.pt"
+    fetch(over(link, sshd), str(tmp_path / "best.pt"), home, size=len(content), on_progress=cut, clock=NoWait())
+    assert (home.read_bytes() == content, cuts) == (True, [])
+    assert link.carried["down"] < len(content) + 36_000_000
+
+
+@pytest.mark.parametrize("sshd", ["MaxStartups 1\n"], indirect=True)
+def test_a_server_that_turns_logins_down_gives_the_file_over_fewer_connections(
+    sshd: LoopbackSshd, link: Link, tmp_path: Path
+) -> None:
+    content = random.Random(5).randbytes(12_000_000)
+    (tmp_path / "best.pt").write_bytes(content)
+    fetch(over(link, sshd), str(tmp_path / "best.pt"), tmp_path / "home.pt", size=len(content), clock=NoWait())
+    assert (tmp_path / "home.pt").read_bytes() == content

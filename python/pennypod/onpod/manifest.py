@@ -6,6 +6,7 @@
     manifest.py receive        makes the trees under a folder equal to a manifest, from tar streams on stdin
     manifest.py share          unpacks a share of what a `receive` under the same folder is to get, from a tar stream
     manifest.py send           streams files to stdout, from an offset each
+    manifest.py blocks         writes parts of a file to stdout as they are asked for, one by one
 
 A manifest is ``{"files": [[path, size, sha256], ...]}``; a null size or sha256 is not compared. Every answer is one
 line of JSON, after a line that holds MARK: whatever a login shell prints first is told apart by that.
@@ -535,7 +536,10 @@ def _take(home: bytes, parts: List[Part], order: Dict[str, Any], source: Source,
 
 
 def send(source: Source) -> None:
-    """Stream the asked files, each from its offset: a line about it, the bytes, a line with the hash of all of it."""
+    """Stream the asked files, each from its offset: a line about it, the bytes, a line with the hash of all of it.
+
+    With `apart` the bytes are left out: other connections fetch them by `blocks`.
+    """
     request = json.loads(source.line())
     say({"mark": MARK})
     for text, offset in request["files"]:
@@ -547,12 +551,12 @@ def send(source: Source) -> None:
             continue
         with file:
             if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                _send_file(file, offset)
+                _send_file(file, offset, apart=request["apart"])
             else:
                 say({"error": "unreadable", "message": "not a regular file", "path": text})
 
 
-def _send_file(file: BinaryIO, offset: int) -> None:
+def _send_file(file: BinaryIO, offset: int, apart: bool) -> None:
     before = os.fstat(file.fileno())
     size = before.st_size
     digest = hashlib.sha256()
@@ -575,11 +579,29 @@ def _send_file(file: BinaryIO, offset: int) -> None:
             min(CHUNK, left)
         )  # a file that shrank is filled up, and reported below
         digest.update(data)
-        out.write(data)
+        if apart:
+            tick(len(data))
+        else:
+            out.write(data)
         left -= len(data)
     after = os.fstat(file.fileno())
     same = (before.st_size, before.st_mtime_ns) == (after.st_size, after.st_mtime_ns)
     say({"sha256": digest.hexdigest(), "same": same})
+
+
+def blocks(source: Source) -> None:
+    """Answer each line that asks for a block with a line about its length, then its bytes, until the input ends."""
+    say({"mark": MARK})
+    name, file = None, None  # type: Optional[str], Optional[BinaryIO]
+    while True:
+        wanted = json.loads(source.line())
+        if file is None or wanted["path"] != name:
+            name, file = wanted["path"], open(to_bytes(wanted["path"]), "rb", buffering=0)  # noqa: SIM115
+        file.seek(wanted["offset"])
+        data = file.read(wanted["length"])
+        say({"length": len(data)})
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
 
 
 # --- main ------------------------------------------------------------------------------------------------------------
@@ -595,6 +617,8 @@ def main(args: List[str]) -> int:
             share(source)
         elif command == "send":
             send(source)
+        elif command == "blocks":
+            blocks(source)
         else:
             say({"mark": MARK})
             if command == "check":

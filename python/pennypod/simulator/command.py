@@ -122,7 +122,8 @@ def run(
     ready = {"url": simulator.url, "pods": pods, "seed": world.seed, "VAST_URL": simulator.url}
     click.echo(json.dumps(ready | {"RUNPOD_API_BASE_URL": simulator.url}))
     try:
-        ended.wait()
+        while not ended.wait(1.0):  # now and then: the thread that the kernel gives a signal to may be another one
+            pass
     finally:
         simulator.stop()
         backend.close()

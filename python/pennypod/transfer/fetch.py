@@ -1,4 +1,7 @@
-"""Files from a pod: resumed at the byte where the line broke, compared by hash, and put in place in one step."""
+"""Files from a pod: resumed at the byte where the line broke, compared by hash, and put in place in one step.
+
+On a long line a large file comes over several connections (`blocks`). What is here is always its beginning.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,10 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from pennypod.clock import Clock, SystemClock
 from pennypod.errors import DiskFullError, SourceChangedError, TransferError
+from pennypod.transfer.blocks import Blocks
 from pennypod.transfer.plan import megabytes, shown
 from pennypod.transfer.session import MARK, SCRIPT, STALL_S, LineBrokenError, Meter, Progress, Session, lost
+from pennypod.transfer.shares import FIRST_STREAMS, SHARED_FROM, streams_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -47,19 +52,21 @@ def fetch(
     remote_path: str,
     local_path: Path,
     *,
+    size: int = 0,
     expected_sha256: str | None = None,
     on_progress: Callable[[Progress], None] | None = None,
     clock: Clock | None = None,
     stall_s: float = STALL_S,
 ) -> Fetched:
-    """Bring one file home. `local_path` appears in one step, after its hash was compared with the pod's.
+    """Bring one file home. `local_path` appears in one step, after its hash was compared with the pod's. `size` is what
+    it may have in bytes, where that is known: only then are more connections opened for a large one.
 
     Until then the bytes are in ``<local_path>.part``, where a later call goes on; it is removed when the disk here is
     full, so that the rest of the program can still write. Raises SourceChangedError when the file will not keep still
     or is not `expected_sha256`, DiskFullError, SshError when the line broke too often, TransferError for the rest.
     """
     meter = Meter(on_progress, 0, 1)
-    fetched = _fetch(ssh, remote_path, local_path, expected_sha256, meter, clock or SystemClock(), stall_s)
+    fetched = _fetch(ssh, remote_path, local_path, size, expected_sha256, meter, clock or SystemClock(), stall_s)
     meter.files_done = 1
     meter.show()
     return fetched
@@ -82,10 +89,10 @@ def fetch_tree(
     found = [(path, size) for path, size in _list(ssh, remote_dir, patterns) if _stays_below(path)]
     meter = Meter(on_progress, sum(size for _, size in found), len(found))
     fetched = []
-    for path, _ in found:
-        local = local_dir / path
+    for path, size in found:
+        local, remote = local_dir / path, f"{remote_dir}/{path}"
         before = meter.bytes_done
-        done = _fetch(ssh, f"{remote_dir}/{path}", local, None, meter, clock or SystemClock(), stall_s, whole=False)
+        done = _fetch(ssh, remote, local, size, None, meter, clock or SystemClock(), stall_s, whole=False)
         fetched.append(done)
         meter.bytes_done = before + done.bytes
         meter.files_done += 1
@@ -115,6 +122,7 @@ def _fetch(
     ssh: Ssh,
     remote_path: str,
     local_path: Path,
+    size: int,
     expected: str | None,
     meter: Meter,
     clock: Clock,
@@ -126,7 +134,7 @@ def _fetch(
     try:
         local_path.parent.mkdir(parents=True, exist_ok=True)
         with _locked(part, local_path) as file:
-            one = _One(ssh, remote_path, part, file, meter, clock, stall_s, whole=whole)
+            one = _One(ssh, remote_path, size, part, file, meter, clock, stall_s, whole=whole)
             size, sha256 = one.run()
             if expected is not None and sha256 != expected:
                 file.truncate(0)
@@ -171,6 +179,7 @@ class _One:
         self,
         ssh: Ssh,
         remote_path: str,
+        size: int,
         part: Path,
         file: BinaryIO,
         meter: Meter,
@@ -181,6 +190,8 @@ class _One:
     ) -> None:
         self.ssh, self.remote_path, self.part, self.file = ssh, remote_path, part, file
         self.meter, self.clock, self.stall_s = meter, clock, stall_s
+        self.expected_size = size
+        self.most_streams = FIRST_STREAMS
         self.whole = whole  # the meter counts this file alone
         self.start = meter.bytes_done
         self.name = shown(remote_path)
@@ -195,6 +206,7 @@ class _One:
                 return self.once()
             except LineBrokenError as exc:
                 strikes = 1 if self.size() > had else strikes + 1
+                self.most_streams = max(1, self.most_streams // 2)
                 if strikes > MAX_STRIKES:
                     raise lost(self.ssh, f"fetching {self.name}", strikes, exc) from exc
                 self.meter.show()  # a caller that wants to stop says so from its callback
@@ -212,17 +224,21 @@ class _One:
 
     def once(self) -> tuple[int, str]:
         """One conversation: append what is missing."""
-        with Session(self.ssh, "send", stall_s=self.stall_s) as session:
+        with (
+            Session(self.ssh, "send", stall_s=self.stall_s) as session,  # logs in while the streams are counted
+            Blocks(self.ssh, self.remote_path, self.streams(), stall_s=self.stall_s) as blocks,
+        ):
             wire = os.fsencode(self.remote_path).decode("utf-8", "surrogateescape")
-            session.begin({"files": [[wire, self.size()]]})
+            session.begin({"files": [[wire, self.size()]], "apart": blocks.several})
             head = session.message()
             digest = self.begin(head)
             left = int(head["size"]) - int(head["offset"])
+            blocks.begin(int(head["offset"]), int(head["size"]))
             free = shutil.disk_usage(self.part.parent).free
             if free < left:
                 raise _no_room(self.part, needed=left)
             while left:
-                data = session.read(min(CHUNK, left))
+                data = blocks.read(self.meter.tick) if blocks.several else session.read(min(CHUNK, left))
                 self.append(data)
                 digest.update(data)
                 left -= len(data)
@@ -231,6 +247,13 @@ class _One:
         if not tail["same"] or tail["sha256"] != digest.hexdigest():
             raise _ChangedError
         return int(head["size"]), digest.hexdigest()
+
+    def streams(self) -> int:
+        """How many connections are worth while for what is missing."""
+        missing = self.expected_size - self.size()
+        if missing < SHARED_FROM or self.most_streams == 1:
+            return 1
+        return min(streams_for(self.ssh.round_trip_s() or 0.0, missing), self.most_streams)
 
     def begin(self, head: dict[str, Any]) -> hashlib._Hash:
         """Check that what is here is the beginning of what the pod has; the hash of it, to go on with."""
