@@ -148,6 +148,17 @@ def check(cloud: Cloud, eviction: Eviction, sim: Simulator, provider: str) -> No
     assert spent <= document["cost_usd"] * 1e6 + 2000 <= CAP_USD * 1e6
 
 
+def assert_no_key_is_left(keys: list[str], cloud: Cloud, served: Serving, bucket: EmbeddedStore) -> None:
+    """Neither in the ledger, the tables and the runs' folders, nor in logs, results, or the bucket's own objects."""
+    store = cloud.root / "elsewhere"
+    places = [cloud.home, cloud.artifacts, served.log_file, store, Path.home() / ".ansible"]
+    # The bucket's own set-up: its server is started with it, and finds its keys there again.
+    private = [store / "store" / "keys.json", store / "store" / "embedded.json"]
+    assert canaries.in_files(keys, places, allowed=private) == []
+    assert sorted(canaries.in_files([bucket.config.secret_key], [store])) == sorted(map(str, private))
+    assert any((store / "store" / "buckets").rglob("*")), "there are objects to search"
+
+
 def test_a_run_of_the_playbook_ends_on_a_second_pod(
     cloud: Cloud, sim: Simulator, bucket: EmbeddedStore, tmp_path: Path
 ) -> None:
@@ -164,20 +175,23 @@ def test_a_run_of_the_orchestrator_fails_over_and_ends_on_a_second_pod(
     cloud: Cloud, sim: Simulator, bucket: EmbeddedStore
 ) -> None:
     (cloud.root / "serve.yml").write_text(f"poll_s: 2\nprovider: runpod\nartifacts_dir: {cloud.artifacts}\n")
-    # One of its own: other tests sign with the shared one, in processes of theirs.
-    webhook_secret = canaries.new_key("webhook")
+    # Of its own: other tests have the shared ones in processes of theirs.
+    own = {name: canaries.new_key(name) for name in ("webhook", "admin", "read")}
     environment = cloud.environment | {
-        "PENNYPOD_WEBHOOK_SECRET": f"{SECRET},{webhook_secret}",
+        "PENNYPOD_WEBHOOK_SECRET": f"{SECRET},{own['webhook']}",
+        "PENNYPOD_ADMIN_TOKEN": own["admin"],
+        "PENNYPOD_READ_TOKEN": own["read"],
         "PENNYPOD_SERVE_CONFIG": str(cloud.root / "serve.yml"),
     }
     command = [str(Path(sys.executable).parent / "pennypod"), "serve", "--port", "PORT"]
     served = Serving(command, cloud.root, environment, cloud.root / "serve.log")
+    served.http.headers["Authorization"] = f"Bearer {own['read']}"
     try:
         served.start()
         eviction = Eviction(sim, bucket)
         sim.fault("runpod.create", "no_capacity", times=1)
-        secrets = (*KEYS.values(), webhook_secret, bucket.config.secret_key)
-        with canaries.Watch(secrets, sim.pid) as watch:
+        keys = [*KEYS.values(), *own.values(), bucket.config.secret_key]
+        with canaries.Watch(keys, sim.pid, own=own.values()) as watch:
             run = served.start_run()
             served.wait_for(run, stage="watch", limit_s=400)
             eviction.strike()
@@ -191,5 +205,8 @@ def test_a_run_of_the_orchestrator_fails_over_and_ends_on_a_second_pod(
             assert shown in page, "what was tried is on the page"
         assert watch.found == set()
         assert watch.looked_at_pods
+        assert_no_key_is_left(keys, cloud, served, bucket)
+        shown = served.shown(run, admin=own["admin"], read=own["read"])
+        assert canaries.in_texts(keys, shown) == []
     finally:
         served.close()

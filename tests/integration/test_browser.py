@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import browser as browsers
+import canaries
 import pytest
 from browser import Browser
 from pennypod.providers.local.engine import find_engine
@@ -41,6 +42,8 @@ RUN, PRICE, LEFT = 0, 5, 7
 OUTCOME, PODS = 2, 3
 SHOWN = "return document.querySelector('pre').textContent"  # of a page that is JSON
 SLOW_S = 200
+# Of its own: other tests have the shared ones in processes of theirs.
+KEYS = {"webhook": canaries.new_key("webhook"), "admin": canaries.new_key("admin")}
 
 
 @pytest.fixture
@@ -59,8 +62,8 @@ def workspace(tmp_path: Path) -> Iterator[Workspace]:
 @pytest.fixture
 def served(workspace: Workspace) -> Iterator[Serving]:
     environment = workspace.environment | {
-        "PENNYPOD_WEBHOOK_SECRET": SECRET,
-        "PENNYPOD_ADMIN_TOKEN": ADMIN,
+        "PENNYPOD_WEBHOOK_SECRET": f"{SECRET},{KEYS['webhook']}",
+        "PENNYPOD_ADMIN_TOKEN": KEYS["admin"],
         "PENNYPOD_SERVE_CONFIG": str(workspace.root / "serve.yml"),
     }
     command = [str(BIN / "pennypod"), "serve", "--port", "PORT"]
@@ -132,6 +135,17 @@ def check_receipt(workspace: Workspace, text: str) -> None:
     pennypod(workspace, "verify", str(file), "--offline")
 
 
+def check_no_key_is_left(workspace: Workspace, served: Serving, store: EmbeddedStore, run: str) -> None:
+    """The keys of the bucket, which is served from the home, are in two files there for their owner, and only there."""
+    keys = [*KEYS.values(), store.config.secret_key]
+    private = [workspace.home / "store" / name for name in ("keys.json", "embedded.json")]
+    places = [workspace.home, workspace.artifacts, served.log_file]
+    assert canaries.in_files(keys, places, allowed=private) == []
+    assert sorted(canaries.in_files(keys, places)) == sorted(map(str, private))
+    assert canaries.in_texts(keys, served.shown(run, admin=KEYS["admin"])) == []
+    assert canaries.in_process_arguments(keys) == set()
+
+
 def check_without_javascript(driver: browsers.Driver, served: Serving, ended: list[str]) -> None:
     with driver.window(javascript=False) as window:
         window.open("data:text/html,<noscript>scripts are off</noscript>")
@@ -166,13 +180,14 @@ def test_a_browser_sees_a_webhooks_run_from_its_pod_to_its_receipt(
         wait_until(lambda: window.cells("pods", run), SLOW_S, "the page shows a pod without being loaded again")
         check_live_row(window.cells("pods", run))
         # Only now, with the first pod, the engine's bridge has its address; the training's start asks for the bucket.
-        with store_for_pods(workspace):
+        with store_for_pods(workspace) as store:
             wait_until(lambda: window.cells("ended", run), SLOW_S, "the run has ended")
             ended = window.cells("ended", run)
             assert ended[OUTCOME : PODS + 1] == ["succeeded", "1 proven gone"], served.status(run)
             assert "Nothing bills." in window.text()
             assert workspace.pods() == []
             check_is_home_and_kept(workspace, run)
+            check_no_key_is_left(workspace, served, store, run)
         window.click(f"//table[@id='ended']//tr[td='{run}']//a")
         check_receipt(workspace, window.evaluate(SHOWN))
         assert window.complaints() == []

@@ -78,6 +78,7 @@ class AnsiblePlaybooks:
             playbook=playbook,
             envvars=self._environment(run),
             event_handler=failure.see,
+            status_handler=_forget_keys,
             quiet=True,
             suppress_env_files=True,
             settings={"idle_timeout": 0, "job_timeout": 0},
@@ -105,6 +106,12 @@ class AnsiblePlaybooks:
                     ended += 1
             psutil.wait_procs(found, timeout=5)
         return ended
+
+
+def _forget_keys(status: Mapping[str, Any], runner_config: Any) -> None:
+    """Take away what ansible-runner writes down before it starts a playbook: all of our environment, keys included."""
+    if status["status"] != "starting":
+        Path(runner_config.artifact_dir, "command").unlink(missing_ok=True)
 
 
 class _LastFailure:
