@@ -218,6 +218,11 @@ def _endings_for(target: Target, ledger: Ledger, now: float) -> list[Ending]:
     """What has to end for a target: the attempt that the ledger has open, and the listed pod where that is another."""
     attempt, pod = _attempt_now(target, ledger), target.pod
     endings = []
+    if attempt is not None and attempt.state is AttemptState.NEVER and pod is not None:
+        # It was given up before its create call had arrived. On the books first: if we die now, others go on.
+        with contextlib.suppress(PennypodError):
+            ledger.record_late(attempt.id, pod.pod_id, now)
+        attempt = _attempt_now(target, ledger) or attempt
     if attempt is not None and not attempt.final:
         with contextlib.suppress(PennypodError):  # a ledger that cannot be written to must not keep a pod alive
             if target.reason == DEADLINE_PASSED:

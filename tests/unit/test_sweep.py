@@ -257,6 +257,27 @@ def test_a_pod_that_the_ledger_holds_for_gone_is_not_left_to_bill(world: World) 
     assert stray["pod_id"] == "pod-1"
 
 
+def test_a_pod_whose_create_arrived_after_it_was_given_up_has_its_receipt_though_the_sweep_dies(world: World) -> None:
+    number = world.rented(state=AttemptState.INTENT, seen=False)
+    world.ledger.record_never(number, "interrupted", "no such pod", world.start)
+    world.pod(world.lease().name, "pod-late")
+    destroy = world.provider.destroy
+
+    def destroy_and_die(pod_id: str) -> None:
+        destroy(pod_id)
+        raise KeyboardInterrupt
+
+    world.provider.destroy = destroy_and_die  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        world.sweep()
+    world.provider.destroy = destroy  # type: ignore[method-assign]
+    assert (world.state(), world.provider.live) == (AttemptState.DESTROYING, {})
+    (swept,) = world.sweep()
+    (attempt,) = world.ledger.attempts(RUN)
+    assert (swept.action, attempt.state, attempt.pod_id) == (DESTROYED, AttemptState.GONE, "pod-late")
+    assert attempt.receipt is not None
+
+
 def test_two_pods_under_one_lease_both_go(world: World) -> None:
     world.rented()
     world.pod(world.lease().name, "pod-twin")
