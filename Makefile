@@ -92,8 +92,16 @@ molecule: setup ## roles against local containers, two of them with systemd: con
 	molecule test --all $(ARGS)
 
 .PHONY: bench
-bench: setup ## seconds by stage as JSON: the demo beside a plain ssh/scp/tar script, on a stock and a bootstrapped pod
+bench: setup ## bench-golden, bench-commands and bench-serve in one JSON; ARGS='--publish' writes docs/bench as well
 	@python tests/bench/bench.py $(ARGS)
+
+.PHONY: bench-golden
+bench-golden: setup ## the demo from a golden and a stock image beside a plain ssh/scp/tar script on the same images (ten minutes)
+	@python tests/bench/loop_bench.py $(ARGS)
+
+.PHONY: bench-commands
+bench-commands: setup ## the start of each command, and a thousand pods in the inventory beside the vendor's own client
+	@python tests/bench/commands_bench.py $(ARGS)
 
 .PHONY: bench-data
 bench-data: setup ## the data path on emulated links beside scp, rsync, tar and rclone (about ten minutes)

@@ -53,7 +53,7 @@ class VendorClients:
     """Runs them as a user would: by the documented variables, with a home of their own."""
 
     def __init__(self, bin_folder: Path, home: Path, url: str, key: str) -> None:
-        self._bin = bin_folder
+        self.folder = bin_folder
         self.home = home
         self.env = {
             "PATH": f"{bin_folder}:{os.environ['PATH']}",
@@ -69,9 +69,9 @@ class VendorClients:
         }
 
     def vastai(self, *args: Any, **env: str) -> subprocess.CompletedProcess[str]:
-        argv = [str(self._bin / "vastai"), *map(str, args)]
+        argv = [str(self.folder / "vastai"), *map(str, args)]
         return subprocess.run(argv, env=self.env | env, capture_output=True, text=True, timeout=120, input="")
 
     def python(self, text: str) -> subprocess.CompletedProcess[str]:
-        argv = [str(self._bin / "python"), "-c", text]
+        argv = [str(self.folder / "python"), "-c", text]
         return subprocess.run(argv, env=self.env, capture_output=True, text=True, timeout=120)

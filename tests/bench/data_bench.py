@@ -27,12 +27,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from xml.sax.saxutils import escape
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tests")]
 
 import psutil  # noqa: E402
+from charts import OURS, THEIRS, Bar, bars  # noqa: E402
 from link import WINDOW, Link, measured_bytes_per_s  # noqa: E402
 from loopback_sshd import LoopbackSshd  # noqa: E402
 from pennypod.ssh import SshTarget, trust_host_keys  # noqa: E402
@@ -261,34 +261,21 @@ def _cell(result: Row | None) -> str:
     return f"{about}{result['seconds']:.1f} s ({result['share_of_link']:.0%}{cpu}{streams})"
 
 
-_LEFT, _WIDTH, _BAR = 180, 480, 16
-
-
 def picture(document: Row) -> str:
     """For each link a bar by contender: the share of the link's own limit."""
-    rows = document["links"]
-    height = sum(28 + _BAR * len(row["results"]) for row in rows) + 20
-    size = f'width="{_LEFT + _WIDTH + 70}" height="{height}"'
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="11">',
-        "<title>Share of the link that each way to send 1,805 files reaches</title>",
-        '<rect width="100%" height="100%" fill="#ffffff"/>',
-    ]
-    y = 0
-    for row in rows:
-        y += 22
+    groups = {}
+    for row in document["links"]:
         title = f"{row['rtt_ms']} ms, {row['mbit']} Mbit/s: share of raw TCP's {row['measured_mbit']} Mbit/s"
-        parts.append(f'<text x="{_LEFT}" y="{y}" fill="#222222" font-weight="bold">{escape(title)}</text>')
-        y += 6
-        for name, result in row["results"].items():
-            wide = _WIDTH * min(result["share_of_link"], 1.0)
-            colour = "#1a7f37" if name == "pennypod" else "#8c959f"
-            text = f"{result['share_of_link']:.0%}, {'' if result['done'] == 1 else '~'}{result['seconds']:.1f} s"
-            parts.append(f'<text x="{_LEFT - 8}" y="{y + 12}" text-anchor="end" fill="#222222">{escape(name)}</text>')
-            parts.append(f'<rect x="{_LEFT}" y="{y + 3}" width="{wide:.1f}" height="{_BAR - 4}" fill="{colour}"/>')
-            parts.append(f'<text x="{_LEFT + wide + 5:.0f}" y="{y + 12}" fill="#555555">{text}</text>')
-            y += _BAR
-    return "\n".join([*parts, "</svg>", ""])
+        groups[title] = [
+            Bar(
+                name,
+                result["share_of_link"],
+                f"{result['share_of_link']:.0%}, {'' if result['done'] == 1 else '~'}{result['seconds']:.1f} s",
+                OURS if name == "pennypod" else THEIRS,
+            )
+            for name, result in row["results"].items()
+        ]
+    return bars("Share of the link that each way to send 1,805 files reaches", groups)
 
 
 def publish(document: Row) -> None:

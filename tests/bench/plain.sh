@@ -3,7 +3,7 @@
 #
 #   plain.sh POD_HOST POD_PORT KEY KNOWN_HOSTS CODE DATA OUT
 #
-# Prints one line per stage: name and milliseconds. The pod is rented and destroyed by the caller, as with a vendor's CLI.
+# Prints one line per stage: its name, and when it began and ended in Unix milliseconds. The pod is rented and destroyed by the caller, as with a vendor's CLI.
 set -eu
 host=$1 port=$2 key=$3 known_hosts=$4 code=$5 data=$6 out=$7
 
@@ -17,7 +17,7 @@ stage() {
     name=$1 start=$(now_ms)
     shift
     "$@" >&2
-    echo "$name $(($(now_ms) - start))"
+    echo "$name $start $(now_ms)"
 }
 
 wait_for_ssh() { until pod true 2>/dev/null; do sleep 0.2; done; }
@@ -33,9 +33,12 @@ upload() {
     tar -C "$code" -czf - . | pod 'tar -xzf - -C /root/job/code'
     tar -C "$data" -cf - . | pod 'tar -xf - -C /root/job/data'
 }
+launch() {
+    # shellcheck disable=SC2016 # expanded on the pod
+    pod 'tmux start-server; tmux new-session -d -s job "cd /root/job/out && { date +began=%s.%N; python3 /root/job/code/train_demo.py \
+        --data /root/job/data --name demo; s=\$?; date +ended=%s.%N; } > /root/job/train.log 2>&1; echo \$s > /root/job/exit"'
+}
 train() {
-    pod 'tmux start-server; tmux new-session -d -s job "cd /root/job/out && python3 /root/job/code/train_demo.py \
-        --data /root/job/data --name demo > /root/job/train.log 2>&1; echo \$? > /root/job/exit"'
     until pod 'test -s /root/job/exit'; do sleep 2; done
     test "$(pod cat /root/job/exit)" = 0
 }
@@ -49,5 +52,6 @@ mkdir -p "$out"
 stage ssh wait_for_ssh
 stage bootstrap bootstrap
 stage dataset upload
+stage launch launch
 stage training train
 stage weights fetch
