@@ -37,6 +37,7 @@ from link import WINDOW, Link, measured_bytes_per_s  # noqa: E402
 from loopback_sshd import LoopbackSshd  # noqa: E402
 from pennypod.ssh import SshTarget, trust_host_keys  # noqa: E402
 from pennypod.transfer import plan_upload, upload  # noqa: E402
+from pennypod.transfer.shares import MAX_STREAMS  # noqa: E402
 
 DOCS = ROOT / "docs" / "bench"
 FILES, BYTES = 1805, 177_000_000
@@ -118,11 +119,9 @@ def send(job: str, streams: int) -> None:
     images, pod, host, port, user, key_file, known_hosts = json.loads(job)
     from pennypod.ssh import Ssh
 
-    if streams:
-        sys.modules["pennypod.transfer.upload"].MAX_STREAMS = streams  # type: ignore[attr-defined]
     started = time.monotonic()
     ssh = Ssh(SshTarget(host, int(port), user, Path(key_file), Path(known_hosts)))
-    done = upload(ssh, plan_upload(None, Path(images)), pod)
+    done = upload(ssh, plan_upload(None, Path(images)), pod, most_streams=streams or MAX_STREAMS)
     print(json.dumps({"streams": done.streams, "seconds_without_start": round(time.monotonic() - started, 2)}))
 
 

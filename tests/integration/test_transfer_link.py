@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,12 +15,12 @@ from pennypod.errors import DiskFullError
 from pennypod.ssh import Ssh, trust_host_keys
 from pennypod.transfer import Progress, UploadResult, fetch, plan_upload, upload
 from pennypod.transfer.session import Meter
+from pennypod.transfer.shares import MAX_STREAMS
 from pod_folder import contents
 from small_disk import mounted
 
 RTT_S = 0.1
 WINDOW = 192 << 10  # small, so that a few megabytes take as long on one stream as many do with the usual one
-STREAMS = sys.modules["pennypod.transfer.upload"]
 
 
 class NoWait(SystemClock):
@@ -48,19 +47,17 @@ def images(root: Path, total: int) -> Path:
     return root
 
 
-def test_on_a_long_line_several_streams_take_less_time_than_one(
-    sshd: LoopbackSshd, link: Link, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_on_a_long_line_several_streams_take_less_time_than_one(sshd: LoopbackSshd, link: Link, tmp_path: Path) -> None:
     data = images(tmp_path / "data", 10_000_000)
     plan = plan_upload(None, data)
 
-    def timed(pod: str) -> tuple[UploadResult, float]:
+    def timed(pod: str, most: int) -> tuple[UploadResult, float]:
         started = time.monotonic()
-        return upload(over(link, sshd), plan, str(tmp_path / pod)), time.monotonic() - started
+        done = upload(over(link, sshd), plan, str(tmp_path / pod), most_streams=most)
+        return done, time.monotonic() - started
 
-    shared, several_s = timed("several")
-    monkeypatch.setattr(STREAMS, "MAX_STREAMS", 1)
-    alone, one_s = timed("one")
+    shared, several_s = timed("several", MAX_STREAMS)
+    alone, one_s = timed("one", 1)
     assert contents(tmp_path / "several/data") == contents(tmp_path / "one/data") == contents(data)
     assert (shared.files, shared.bytes, alone.streams) == (alone.files, alone.bytes, 1)
     assert shared.streams > 2
