@@ -70,6 +70,11 @@ def keep(settings: Settings, environ: Mapping[str, str], run: str, part: Part, o
     `on_tick` may raise to stop. Raises StoreError, InputError, SourceChangedError; these are remembered, too, so that
     no pod bills while a bucket is tried that does not work.
     """
+    return _keep(settings, environ, run, part, on_tick)[1]
+
+
+def _keep(settings: Settings, environ: Mapping[str, str], run: str, part: Part, on_tick: OnTick) -> tuple[Bucket, Kept]:
+    """`keep`, with the bucket that it has opened."""
     folder = settings.run_dir(run)
     known = _remembered(folder)
     try:
@@ -82,7 +87,7 @@ def keep(settings: Settings, environ: Mapping[str, str], run: str, part: Part, o
     kept = Kept(sent.name, tuple(packs), hashes, sent.bytes)
     rows = [[*file[:5], sha256] for file, sha256 in hashes.items()]
     _write(folder, {"sent_bytes": sent.bytes + _sent_before(folder), "hashes": rows})
-    return kept
+    return bucket, kept
 
 
 def would_send(settings: Settings, environ: Mapping[str, str], part: Part, on_tick: OnTick) -> bool:
@@ -107,8 +112,7 @@ def fetch(
     failed = _read(settings.run_dir(run)).get("failed")
     if failed:
         raise StoreError(str(failed))
-    kept = keep(settings, environ, run, part, on_tick)
-    bucket = open_bucket(load_config(environ, settings.home))
+    bucket, kept = _keep(settings, environ, run, part, on_tick)
     now = clock.now()
     lifetime = lifetime_s(now, URLS_S, now + URLS_S if deadline is None else deadline)
     pulled = pull(ssh, pod_home, part.name, _order(bucket, kept, part, lifetime), on_progress=on_progress)
