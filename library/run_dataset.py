@@ -219,7 +219,7 @@ def body(module: AnsibleModule) -> dict[str, Any]:
 def _keep(module: AnsibleModule, plan: UploadPlan) -> dict[str, Any]:
     """Put the data set into the bucket. A bucket that cannot be used is told of when the data set goes over SSH."""
     settings, clock, run = load_settings(), SystemClock(), module.params["run"]
-    part, fence = _data_of(plan), Fence(load_settings(), run, SystemClock())
+    part, fence = _data_of(plan), Fence(settings, run, clock)
     nothing = Preview(files=0, bytes=0, unchanged_files=plan.files, extra_files=0, free_bytes=None, changed=False)
     result = _predicted(plan, nothing)
     if part is None:

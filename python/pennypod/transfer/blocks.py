@@ -39,7 +39,6 @@ class _Stream(threading.Thread):
     def __init__(self, ssh: Ssh, blocks: Blocks) -> None:
         super().__init__(daemon=True)
         self.traffic = Traffic()
-        self.used = False
         self.error: Exception | None = None
         self._ssh, self._blocks = ssh.beside(self.traffic), blocks
         self._session: Session | None = None
@@ -72,7 +71,6 @@ class _Stream(threading.Thread):
             while left:
                 parts.append(session.read(left))
                 left -= len(parts[-1])
-            self.used = True
             self._blocks.put(block, b"".join(parts))
             asked.popleft()
 
@@ -139,11 +137,6 @@ class Blocks:
     @property
     def several(self) -> bool:
         return bool(self._streams)
-
-    @property
-    def used(self) -> int:
-        """How many streams have brought something."""
-        return sum(stream.used for stream in self._streams)
 
     # --- for the streams ----------------------------------------------------------------------------------------------
 

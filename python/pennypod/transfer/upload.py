@@ -147,9 +147,8 @@ def upload(
     Raises SourceChangedError when a file vanished or would not keep still, DiskFullError when the pod has no room,
     SshError when the line broke too often, TransferError for anything else; never returns with less than all of it.
     """
-    one = _Upload(ssh, plan, pod_home, on_progress, clock or SystemClock(), stall_s)
-    one.hashes, one.most_streams = _Hashes(known), most_streams
-    return one.run()
+    hashes = _Hashes(known)
+    return _Upload(ssh, plan, pod_home, on_progress, clock or SystemClock(), stall_s, hashes, most_streams).run()
 
 
 def preview(ssh: Ssh, plan: UploadPlan, pod_home: str, *, stall_s: float = STALL_S) -> Preview:
@@ -185,14 +184,15 @@ class _Upload:
         on_progress: Callable[[Progress], None] | None,
         clock: Clock,
         stall_s: float,
+        hashes: _Hashes,
+        most_streams: int,
     ) -> None:
         self.ssh, self.plan, self.pod_home, self.clock, self.stall_s = ssh, plan, pod_home, clock, stall_s
         self.meter = Meter(on_progress, plan.bytes, plan.files)
-        self.hashes = _Hashes()
+        self.hashes, self.most_streams = hashes, most_streams
         self.sent_files = self.sent_bytes = 0
         self.by_part: Counter[str] = Counter()
         self.streams = 1
-        self.most_streams = MAX_STREAMS
 
     def run(self) -> UploadResult:
         rounds = strikes = reconnects = removed = resumed = 0
