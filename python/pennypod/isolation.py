@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from pennypod.callbacks import read_access
 from pennypod.errors import InputError, StoreError
 from pennypod.settings import Settings
-from pennypod.ssh import Ssh
+from pennypod.ssh import Ssh, harmless
 from pennypod.store import load_config
 from pennypod.store.bucket import Bucket
 from pennypod.weights import parse_answer
@@ -99,8 +99,8 @@ def isolate(
     return Isolation(
         enforced=enforced,
         phase=phase,
-        reason="" if enforced else _plain(str(answer.get("reason") or "no reason given")),
-        hosts=tuple(_plain(str(host)) for host in hosts) if enforced and isinstance(hosts, list) else (),
+        reason="" if enforced else harmless(str(answer.get("reason") or "no reason given")),
+        hosts=tuple(harmless(str(host)) for host in hosts) if enforced and isinstance(hosts, list) else (),
         changed=bool(answer.get("changed")),
     )
 
@@ -108,8 +108,3 @@ def isolate(
 def _of_url(url: str) -> Target:
     parts = urlsplit(url)
     return parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
-
-
-def _plain(text: str) -> str:
-    """A pod's words, which are not to be trusted with our screen."""
-    return "".join(char if char.isprintable() else " " for char in text)[:200]

@@ -341,6 +341,11 @@ def last_line(output: bytes) -> str:
     return next((line for line in reversed(lines) if line), "")
 
 
+def harmless(text: str) -> str:
+    """A pod's words, which are not to be trusted with our screen: 200 characters of them, all printable."""
+    return "".join(char if char.isprintable() else " " for char in text)[:200]
+
+
 def _control_dir() -> Path:
     base = os.environ.get("XDG_RUNTIME_DIR")
     choices = [Path(base) / "pennypod"] if base else []

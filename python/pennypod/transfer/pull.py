@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from pennypod.errors import TransferError
-from pennypod.ssh import Ssh
+from pennypod.ssh import Ssh, harmless
 from pennypod.transfer.session import STALL_S, LineBrokenError, Meter, Progress, Session, lost
 
 SCRIPT = Path(__file__).parent.parent / "onpod" / "pull_data.py"
 MARK = "pennypod-pull-1"
 _TRIES = 3
-_SAID = 200  # characters of what a pod tells, which is not to be trusted with our screen
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,14 +104,13 @@ def _converse(session: Session, order: dict[str, Any], meter: Meter) -> Pulled:
 
 def _as_pulled(answer: dict[str, Any], names: set[str]) -> Pulled:
     """Only packs that were asked for can be damaged: what we do about it is not for a pod to choose."""
-    said = "".join(char if char.isprintable() else " " for char in str(answer["why"]))[:_SAID]
     return Pulled(
         files=int(answer["files"]),
         bytes=int(answer["bytes"]),
         there=int(answer["there"]),
         left=int(answer["left"]),
         reached=bool(answer["reached"]),
-        why=said,
+        why=harmless(str(answer["why"])),
         damaged=tuple(name for name in answer["damaged"] if name in names),
         gone=tuple(name for name in answer["gone"] if name in names),
     )
