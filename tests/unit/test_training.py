@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import itertools
 import json
+import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 from fakes import FakeClock
 from pennypod.errors import FencedError, SshError, TrainingError, TransferError
 from pennypod.events import Events
-from pennypod.training.frames import Frame, StreamEndedError, parse_frame
+from pennypod.training.frames import Frame, SshFrames, StreamEndedError, parse_frame
 from pennypod.training.log import Epoch, LocalLog, Tally, clean_line, parse_epoch
 from pennypod.training.watching import HUNG_S, SILENCE_S, STOP_S, TMUX_GRACE_S, TrainingResult, Watcher, WatchPlan
 from pennypod.weights import RemoteFile
@@ -458,3 +459,31 @@ def test_fence_during_a_checkpoint_ends_the_watch(tmp_path: Path) -> None:
     watched.on_checkpoint = fenced
     with pytest.raises(FencedError):
         watched.run()
+
+
+class SlowWords:
+    """An ssh whose output ends a moment before it says why."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def fresh(self) -> SlowWords:
+        return self
+
+    def popen(self, _command: str) -> subprocess.Popen[bytes]:
+        script = "cat >/dev/null; exec >&-; sleep 0.3; echo 'Permission denied (publickey).' >&2; exit 255"
+        pipe = subprocess.PIPE
+        return subprocess.Popen(["sh", "-c", script], stdin=pipe, stdout=pipe, stderr=pipe)
+
+    def readmitted(self, why: str) -> bool:
+        self.told.append(why)
+        return False
+
+
+def test_why_a_stream_ended_is_heard_out() -> None:
+    ssh = SlowWords()
+    frames = SshFrames(ssh, {})  # type: ignore[arg-type]
+    with pytest.raises(StreamEndedError, match="Permission denied"):
+        frames.next(10)
+    frames.close()
+    assert ssh.told == ["Permission denied (publickey)."], "so that the key can be let in again"

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from pennypod.ssh import Ssh
 
 SESSION = "pennypod"
+_LAST_WORDS_S = 5.0
+
 WATCH_SCRIPT = Path(__file__).parent.parent / "onpod" / "watch_log.py"
 
 
@@ -105,12 +107,10 @@ class SshFrames:
         self._queue: queue.Queue[Frame | None] = queue.Queue(maxsize=64)
         self._closed = threading.Event()
         self._stderr = b""
-        self._threads = [
-            threading.Thread(target=self._read_frames, daemon=True),
-            threading.Thread(target=self._read_errors, daemon=True),
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._frame_reader = threading.Thread(target=self._read_frames, daemon=True)
+        self._error_reader = threading.Thread(target=self._read_errors, daemon=True)
+        self._frame_reader.start()
+        self._error_reader.start()
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):  # ssh is gone already: the reader notices
             self._process.stdin.write(source)
@@ -122,6 +122,7 @@ class SshFrames:
         except queue.Empty:
             return None
         if frame is None:
+            self._error_reader.join(_LAST_WORDS_S)  # ssh says why before it ends, but another thread reads that
             why = last_line(self._stderr)
             self._ssh.readmitted(why)  # the watch attaches again in any case
             raise StreamEndedError(why or "the connection ended")
@@ -132,8 +133,8 @@ class SshFrames:
         if self._process.poll() is None:
             self._process.kill()
             self._process.wait()
-        for thread in self._threads:
-            thread.join()
+        self._frame_reader.join()
+        self._error_reader.join()
         end_process(self._process)
 
     def _read_frames(self) -> None:
