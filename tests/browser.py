@@ -11,7 +11,8 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -22,11 +23,21 @@ from workspace import wait_until
 _PORT = re.compile(r"started successfully on port (\d+)")
 _ELEMENT = "element-6066-11e4-a52e-4f735466cecf"  # the key of an element's id, by the standard
 _CALL_S = 60
+_SETTLE_S = 20
+_PASSING = ("no such element", "stale element reference", "javascript error")  # while one page gives way to the next
 
 
 def missing() -> str:
     """What is not installed here; empty when a browser can be started."""
     return " and ".join(name for name in ("chromium", "chromedriver") if shutil.which(name) is None)
+
+
+class BrowserError(AssertionError):
+    """What the driver says went wrong; `code` is one of the standard's."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(f"{code}: {message}")
+        self.code = code
 
 
 class Browser:
@@ -43,7 +54,8 @@ class Browser:
         sent = json.dumps(body) if method == "POST" else None
         answer = self._http.request(method, f"{self._session_url}{path}", data=sent, timeout=_CALL_S)
         value = answer.json()["value"]
-        assert answer.ok, f"{value['error']}: {value['message']}"
+        if not answer.ok:
+            raise BrowserError(value["error"], value["message"])
         return value
 
     def open(self, url: str) -> None:
@@ -51,13 +63,22 @@ class Browser:
 
     def text(self) -> str:
         """What a person reads, as of now."""
-        return str(self._call("GET", f"/element/{self._find('css selector', 'body')}/text"))
+        return str(_settled(lambda: self._call("GET", f"/element/{self._find('css selector', 'body')}/text")))
 
     def click(self, xpath: str) -> None:
-        self._call("POST", f"/element/{self._find('xpath', xpath)}/click")
+        # The page exchanges its tables while it is looked at: what was found may be gone before it is clicked.
+        _settled(lambda: self._call("POST", f"/element/{self._find('xpath', xpath)}/click"))
 
     def type(self, css: str, text: str) -> None:
-        self._call("POST", f"/element/{self._find('css selector', css)}/value", text=text)
+        _settled(lambda: self._call("POST", f"/element/{self._find('css selector', css)}/value", text=text))
+
+    def json_text(self) -> str:
+        """The page, which is JSON, as it was sent; waits until such a page is the one that is shown."""
+        script = (
+            "if (document.contentType !== 'application/json') throw new Error('another page');"
+            "return document.querySelector('pre').textContent"
+        )
+        return str(_settled(lambda: self.evaluate(script)))
 
     def evaluate(self, script: str, *args: Any) -> Any:
         """The value of a promise or an expression that `script` returns, in the page's own context."""
@@ -93,6 +114,18 @@ class Browser:
 
     def _find(self, using: str, value: str) -> str:
         return str(self._call("POST", "/element", using=using, value=value)[_ELEMENT])
+
+
+def _settled(call: Callable[[], Any]) -> Any:
+    """The answer, once the page has come to rest: a click may return before the page that it asked for is there."""
+    deadline = time.monotonic() + _SETTLE_S
+    while True:
+        try:
+            return call()
+        except BrowserError as error:
+            if error.code not in _PASSING or time.monotonic() > deadline:
+                raise
+        time.sleep(0.05)
 
 
 class Driver:

@@ -40,7 +40,6 @@ KEEPS = (
 # Columns of the live pods, and of the ended runs.
 RUN, PRICE, LEFT = 0, 5, 7
 OUTCOME, PODS = 2, 3
-SHOWN = "return document.querySelector('pre').textContent"  # of a page that is JSON
 SLOW_S = 200
 # Of its own: other tests have the shared ones in processes of theirs.
 KEYS = {"webhook": canaries.new_key("webhook"), "admin": canaries.new_key("admin")}
@@ -189,7 +188,7 @@ def test_a_browser_sees_a_webhooks_run_from_its_pod_to_its_receipt(
             check_is_home_and_kept(workspace, run)
             check_no_key_is_left(workspace, served, store, run)
         window.click(f"//table[@id='ended']//tr[td='{run}']//a")
-        check_receipt(workspace, window.evaluate(SHOWN))
+        check_receipt(workspace, window.json_text())
         assert window.complaints() == []
         assert window.hosts() == {f"127.0.0.1:{served.port}"}
 
@@ -209,7 +208,7 @@ def test_buttons_work_in_a_browser_and_from_no_other_page(rehearsal: Rehearsal, 
         assert [window.cells("ended", run)[OUTCOME] for run in (running, waiting)] == ["cancelled"] * 2
         ended = window.cells("ended", running)
         window.click(f"//table[@id='ended']//tr[td='{running}']//a")
-        assert [pod["run"] for pod in json.loads(window.evaluate(SHOWN))["pods"]] == [running]
+        assert [pod["run"] for pod in json.loads(window.json_text())["pods"]] == [running]
         assert rehearsal.pods() == []
         assert window.complaints() == []
         assert window.hosts() == {f"127.0.0.1:{rehearsal.port}"}
