@@ -39,6 +39,7 @@ testinfra_hosts = ["ansible://control_node"]
 @pytest.fixture
 def cloud(host: Any) -> Iterator[None]:
     """Vast, played on the machine, with one pod that is overdue."""
+    put_the_timer_off(host)
     host.check_output(f"systemd-run --unit cloud {PENNYPOD} simulate --port 8400 --speed 20")
     try:
         for _ in range(50):
@@ -55,6 +56,11 @@ def cloud(host: Any) -> Iterator[None]:
         yield
     finally:
         host.run("systemctl stop cloud")
+
+
+def put_the_timer_off(host: Any) -> None:
+    """A look just now: the timer's own next one is due minutes after it, and meets no test."""
+    host.run("systemctl start pennypod-sentinel.service")
 
 
 def live(host: Any) -> list[Any]:
@@ -121,9 +127,9 @@ def pid(host: Any, seconds: int) -> str:
 
 def test_the_cron_form_replaces_the_timer_and_looks_too(host: Any) -> None:
     """Last, since it changes the machine. Check mode first: it changes nothing."""
-    before = host.file(HEARTBEAT).content_string
     play("--check")
     assert host.service("pennypod-sentinel.timer").is_running
+    put_the_timer_off(host)
     host.check_output(f"rm {HEARTBEAT}")
     play()
     assert not host.service("pennypod-sentinel.timer").is_running
@@ -131,7 +137,7 @@ def test_the_cron_form_replaces_the_timer_and_looks_too(host: Any) -> None:
     line = host.file("/etc/cron.d/pennypod").content_string
     assert "*/5 * * * * root " in line
     assert CANARY not in line
-    assert host.file(HEARTBEAT).content_string != before
+    assert host.file(HEARTBEAT).exists
     assert "cannot be looked at" in host.file("/var/lib/pennypod/sentinel.log").content_string, "there is no cloud now"
 
 
