@@ -5,12 +5,18 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import os
+import re
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+SCENARIO = Path(__file__).resolve().parents[1]
 PENNYPOD = "/opt/pennypod/current/venv/bin/pennypod"
 SECRET = "canary-webhook-secret"
 READ_TOKEN = "canary-read-token"
@@ -57,6 +63,16 @@ def wait_until(holds: Callable[[], Any], seconds: float, what: str) -> Any:
             return found
         time.sleep(0.5)
     raise AssertionError(f"not within {seconds:.0f} s: {what}")
+
+
+def test_the_playbook_goes_the_same_way_and_finds_nothing_to_change() -> None:
+    inventory = Path(os.environ["MOLECULE_EPHEMERAL_DIRECTORY"]) / "inventory" / "machine.yml"
+    command = [str(Path(sys.executable).parent / "ansible-playbook"), "-i", str(inventory)]
+    command += ["-e", f"@{SCENARIO / 'vars.yml'}", str(SCENARIO.parents[2] / "playbooks" / "serve.yml")]
+    plain = os.environ | {"ANSIBLE_FORCE_COLOR": "0"}
+    done = subprocess.run(command, env=plain, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"control_node .* changed=0 .* failed=0 ", done.stdout), done.stdout
 
 
 def test_it_answers_behind_tls_and_only_there(host: Any) -> None:
