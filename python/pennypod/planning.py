@@ -261,6 +261,7 @@ def plan_document(plan: Plan) -> dict[str, Any]:
             {
                 "provider": r.offer.provider,
                 "machine_id": r.offer.machine_id,
+                "region": r.offer.region,
                 "gpu": r.offer.gpu,
                 "gpu_count": r.offer.gpu_count,
                 "tier": r.tier,

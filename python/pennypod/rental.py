@@ -42,7 +42,7 @@ from pennypod.model.admission import NO_CAPS, Asked, Caps
 from pennypod.model.ids import Lease, RandomBelow, parse_lease, random_base32
 from pennypod.model.image import RegistryLogin, registry_of
 from pennypod.model.money import cost_micros, format_usd, micros_to_usd
-from pennypod.model.offer import FuseTerms, Offer, Order
+from pennypod.model.offer import FuseTerms, Offer, Order, located
 from pennypod.model.pod import Pod, PodState, SshAddress
 from pennypod.providers.base import AttachesKeys, Provider, Restarts, TellsLogs, last_words
 from pennypod.silence import Silence
@@ -188,7 +188,7 @@ class Rental:
             try:
                 self._refuse_beyond_limits(request, offer, first=not (tried or rungs))
             except NotReadyError as exc:
-                rungs.append({"offer": offer.offer_id, "machine_id": offer.machine_id, **exc.as_failure()})
+                rungs.append(_rung(offer, exc))
                 self._pass_over(request.run, offer, exc, report)
                 continue
             try:
@@ -196,10 +196,11 @@ class Rental:
             except (AuthError, FundsError, FencedError, UnprovenError):
                 raise
             except (ProviderError, NotReadyError, BudgetError, GateError, SshError) as exc:
-                rungs.append({"offer": offer.offer_id, "machine_id": offer.machine_id, **exc.as_failure()})
+                rungs.append(_rung(offer, exc))
                 report("rent", f"{_describe(offer)}: {exc}")
                 request = self._with_another_image(request, offer.provider, exc, report)
-        reasons = "; ".join(f"{rung['machine_id']}: {rung['message']}" for rung in rungs) or "there was no offer to try"
+        said = [f"{located(rung['machine_id'], rung['region'])}: {rung['message']}" for rung in rungs]
+        reasons = "; ".join(said) or "there was no offer to try"
         raise LadderExhaustedError(f"no usable pod after {len(rungs)} attempts: {reasons}", attempts=rungs)
 
     def _with_another_image(
@@ -378,7 +379,7 @@ class Rental:
                 self._ledger.attempt(attempt.id), outcome="cancelled", reason="it came too late", report=report
             )
             raise
-        report("rent", f"pod {short(pod_id)} rented on {offer.machine_id}", pod_id=pod_id)
+        report("rent", f"pod {short(pod_id)} rented on {located(offer.machine_id, offer.region)}", pod_id=pod_id)
         try:
             tenancy = self._make_usable(request, provider, attempt, pod_id, login, report)
             self._ledger.record_ready(attempt.id, tenancy.address, self._clock.now(), host_key=tenancy.host_key)
@@ -614,6 +615,10 @@ class Rental:
         return self._endings.settle(attempt)
 
 
+def _rung(offer: Offer, why: PennypodError) -> dict[str, Any]:
+    return {"offer": offer.offer_id, "machine_id": offer.machine_id, "region": offer.region, **why.as_failure()}
+
+
 def _passed_over(run: str, offer: Offer, why: PennypodError, at: float) -> PassedOverRecord:
     return PassedOverRecord(
         run=run,
@@ -621,6 +626,7 @@ def _passed_over(run: str, offer: Offer, why: PennypodError, at: float) -> Passe
         provider=offer.provider,
         offer_id=offer.offer_id,
         machine_id=offer.machine_id,
+        region=offer.region,
         gpu=offer.gpu,
         price_micros_per_h=offer.price_micros_per_h,
         code=why.code,
@@ -645,4 +651,5 @@ def _address_of(attempt: AttemptRecord) -> SshAddress | None:
 
 def _describe(offer: Offer) -> str:
     count = f"{offer.gpu_count}x " if offer.gpu_count > 1 else ""
-    return f"{count}{offer.gpu} on {offer.provider}/{offer.machine_id} at {format_usd(offer.price_micros_per_h)}/h"
+    where = located(offer.machine_id, offer.region)
+    return f"{count}{offer.gpu} on {offer.provider}/{where} at {format_usd(offer.price_micros_per_h)}/h"

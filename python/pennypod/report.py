@@ -27,6 +27,7 @@ from pennypod.model import economics
 from pennypod.model.economics import Span
 from pennypod.model.meter import uncounted_words
 from pennypod.model.money import format_usd, micros_to_usd
+from pennypod.model.offer import located
 from pennypod.receipts import receipt_document, write_json
 
 WORTH_BAKING_S = 5.0  # a bootstrap that finds nothing to do takes less
@@ -172,9 +173,9 @@ def summary(document: dict[str, Any], *, closing: bool = True, interrupted: bool
     # One that is not over, or whose end only follows from the run's, has no reason of its own to tell.
     lost = [a for a in document["attempts"] if a["outcome"] not in ("ready", "done") and a["reason"]]
     for attempt in lost:
-        lines.append(Text(f"attempt     {attempt['provider']}/{attempt['machine_id']}: {attempt['reason']}"))
+        lines.append(Text(f"attempt     {place(attempt)}: {attempt['reason']}"))
     for offer in document["passed_over"]:
-        lines.append(Text(f"passed over {offer['provider']}/{offer['machine_id']}: {offer['reason']}"))
+        lines.append(Text(f"passed over {place(offer)}: {offer['reason']}"))
     if document["gpu"]:
         lines.append(
             Text(
@@ -274,7 +275,7 @@ def offers_table(plan: Mapping[str, Any]) -> Table:
             str(rung),
             f"{offer['gpu_count']}x {offer['gpu']}",
             offer["provider"],
-            offer["machine_id"],
+            located(offer["machine_id"], offer["region"]),
             f"${offer['price_usd_per_h']:.4f}",
             f"{offer['expected_s'] / 60:.1f}",
             f"${offer['expected_usd']:.4f}",
@@ -299,6 +300,7 @@ def _attempt_document(attempt: AttemptRecord, now: float) -> dict[str, Any]:
         "pod_id": attempt.pod_id,
         "pod_name": attempt.lease_name,
         "machine_id": attempt.machine_id,
+        "region": attempt.region,
         "host_key": attempt.host_key,
         "gpu": attempt.gpu,
         "price_usd_per_h": micros_to_usd(attempt.price_now),
@@ -315,6 +317,11 @@ def _attempt_document(attempt: AttemptRecord, now: float) -> dict[str, Any]:
     }
 
 
+def place(tried: Mapping[str, Any]) -> str:
+    """Where an attempt of run.json was, or an offer that was passed over."""
+    return f"{tried['provider']}/{located(tried['machine_id'], tried.get('region'))}"
+
+
 def _usd(parts: Mapping[str, int]) -> dict[str, float]:
     return {kind: micros_to_usd(micros) for kind, micros in parts.items()}
 
@@ -324,6 +331,7 @@ def _passed_over_document(record: PassedOverRecord) -> dict[str, Any]:
         "at": record.at,
         "provider": record.provider,
         "machine_id": record.machine_id,
+        "region": record.region,
         "gpu": record.gpu,
         "price_usd_per_h": micros_to_usd(record.price_micros_per_h),
         "outcome": record.code,

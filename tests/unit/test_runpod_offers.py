@@ -115,7 +115,7 @@ def test_what_runpod_does_not_tell_is_believed_of_a_data_centre_only(
         (("EU",), ["EU-RO-1"]),  # the Swedish one has no stock
         (("RO",), ["EU-RO-1"]),
         (("US-TX-3",), ["US-TX-3"]),
-        (("us", "ro"), ["EU-RO-1", "US-TX-3"]),
+        (("us", "ro"), ["US-TX-3"]),
     ],
 )
 def test_a_region_narrows_the_data_centres(
@@ -125,6 +125,17 @@ def test_a_region_narrows_the_data_centres(
     offer = runpod.offers(Need(region=region))[0]
     assert offer.details["data_centers"] == centres
     assert runpod.offers(Need(region=("JP",))) == []
+
+
+def test_each_region_is_a_rung_of_its_own(api: ScriptedApi, runpod: RunpodProvider) -> None:
+    api.on(CATALOGUE, types(gpu_type()))
+    offers = runpod.offers(Need(region=("us", "SE", "EU", "RO"), secure=True))
+    assert [(offer.region, offer.details["data_centers"]) for offer in offers] == [
+        ("US-TX-3", ["US-TX-3"]),  # none is left in Sweden, and what two wishes share is the first one's
+        ("EU-RO-1", ["EU-RO-1"]),
+    ]
+    assert len({offer.offer_id for offer in offers}) == 2
+    assert len({offer.machine_id for offer in offers}) == 1
 
 
 def test_countries_are_asked_for_as_such() -> None:

@@ -128,6 +128,7 @@ class AttemptRecord:
     account: dict[str, Any] | None = None  # with whose key it was asked for, see `model.account`
     dataset: dict[str, Any] | None = None  # how its data set came to it, see `pulling.Way`
     isolation: dict[str, Any] | None = None  # what it may talk to, see `isolation.Isolation`; None: nobody asked
+    region: str | None = None  # as its offer told it; "" or None: it told none
 
     @property
     def final(self) -> bool:
@@ -193,6 +194,7 @@ class PassedOverRecord:
     price_micros_per_h: int
     code: str
     reason: str
+    region: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 UPGRADING, DESTROYING, RECEIPTS, ADMITTING = (0x70656E6E79 + number for number in range(4))
 """Locks of whole subjects, where the database has such by number: what other programs in it do not use."""
@@ -90,6 +90,7 @@ attempts = sa.Table(
     sa.Column("account", sa.JSON),
     sa.Column("dataset", sa.JSON),
     sa.Column("isolation", sa.JSON),
+    sa.Column("region", sa.Text),
     sa.UniqueConstraint("run", "attempt"),
 )
 
@@ -106,6 +107,7 @@ passed_over = sa.Table(
     sa.Column("price_micros_per_h", sa.BigInteger, nullable=False),
     sa.Column("code", sa.String(32), nullable=False),
     sa.Column("reason", sa.Text, nullable=False),
+    sa.Column("region", sa.Text),
 )
 
 stages = sa.Table(

@@ -298,6 +298,7 @@ class Ledger:
                     provider=offer.provider,
                     offer_id=offer.offer_id,
                     machine_id=offer.machine_id,
+                    region=offer.region,
                     gpu=offer.gpu,
                     gpu_count=offer.gpu_count,
                     price_micros_per_h=offer.price_micros_per_h,

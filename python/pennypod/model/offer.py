@@ -62,6 +62,11 @@ class Offer:
     disk_micros_per_h: int = 0
 
 
+def located(machine_id: str, region: str | None) -> str:
+    """Where a machine is, for people: "4711 (Texas, US)"."""
+    return f"{machine_id} ({region})" if region else machine_id
+
+
 @dataclass(frozen=True, slots=True)
 class FuseTerms:
     """When a pod's fuse fires, next to the deadline itself: whole seconds, counted from the start of the pod.

@@ -17,7 +17,7 @@ from pennypod.orchestrator.service import Service
 from pennypod.orchestrator.spend import is_billing, month_start, spend
 from pennypod.orchestrator.store import ENDED, RUNNING, WAITING, Request
 from pennypod.receipts import as_written
-from pennypod.report import receipts_of, run_document
+from pennypod.report import place, receipts_of, run_document
 
 _TAIL_BYTES = 16_384
 _TAIL_LINES = 12
@@ -142,11 +142,11 @@ def _tries(document: dict[str, Any] | None) -> list[str]:
     if document is None:
         return []
     tried = [
-        f"attempt {a['attempt']}: {a['gpu']} on {a['provider']}/{a['machine_id']}: {a['outcome']}, {a['reason']}"
+        f"attempt {a['attempt']}: {a['gpu']} on {place(a)}: {a['outcome']}, {a['reason']}"
         for a in document["attempts"]
         if a["reason"] and a["outcome"] not in ("ready", "done")
     ]
-    passed = [f"{o['gpu']} on {o['provider']}/{o['machine_id']}: {o['reason']}" for o in document["passed_over"]]
+    passed = [f"{o['gpu']} on {place(o)}: {o['reason']}" for o in document["passed_over"]]
     return [*tried, *passed]
 
 

@@ -11,8 +11,9 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -108,7 +109,10 @@ class RunpodProvider:
     # --- offers -------------------------------------------------------------------------------------------------------
 
     def offers(self, need: Need) -> list[Offer]:
-        """One offer for each GPU type and cloud that has stock. Secure and community are priced apart."""
+        """One offer for each GPU type and cloud that has stock, or for each wished region of those, in their order.
+
+        Secure and community are priced apart.
+        """
         wanted = gpus.wanted(need.gpu)
         if wanted and not gpus.runpod_ids(wanted):
             return []
@@ -120,8 +124,10 @@ class RunpodProvider:
             rows = self._checked(reply, "the catalogue").get("gpus")
             if not isinstance(rows, list):
                 raise TransientError("runpod: the catalogue holds no list of GPU types")
-            offers = (_offer(row, cloud, need, wanted) for row in rows if isinstance(row, dict))
-            found += [offer for offer in offers if offer is not None]
+            for row in rows:
+                offer = _offer(row, cloud, need, wanted) if isinstance(row, dict) else None
+                if offer is not None:
+                    found += _by_region(offer, row, need.region) if need.region else [offer]
         return found
 
     def prepare(self, image: str, on_progress: Callable[[str], None]) -> None:
@@ -422,7 +428,7 @@ def _asks_for_the_unknown(need: Need) -> bool:
 
 
 def _offer(row: Mapping[str, Any], cloud: str, need: Need, wanted: tuple[str, ...]) -> Offer | None:
-    """An offer of ours from a GPU type; None when this cloud has none to rent or it does not fit."""
+    """An offer of ours from a GPU type, in any region; None when this cloud has none to rent or it does not fit."""
     kind, gpu_id = cloud.lower(), str(row.get("id") or "")
     name = gpus.canonical(gpu_id)
     if not _is_wanted(row, gpu_id, name, wanted):
@@ -437,16 +443,11 @@ def _offer(row: Mapping[str, Any], cloud: str, need: Need, wanted: tuple[str, ..
     memory = _float(row.get("memory"))
     if need.gpu_ram_gb is not None and (memory is None or memory < need.gpu_ram_gb):
         return None
-    places = _places(row, need)
-    if need.region and not places:
-        return None
     disk = _disk(need.disk_gb)
     per_hour = usd_to_micros(price * need.gpu_count + disk * DISK_USD_PER_GB_MONTH / HOURS_PER_MONTH)
     if need.max_price_micros_per_h is not None and per_hour > need.max_price_micros_per_h:
         return None
     details: dict[str, Any] = {"cloud": cloud, "gpu_id": gpu_id, "stock": stock}
-    if need.region:
-        details["data_centers"] = places
     if need.cuda_min is not None:
         details["cuda_min"] = _cuda(need.cuda_min)
     return Offer(
@@ -458,7 +459,6 @@ def _offer(row: Mapping[str, Any], cloud: str, need: Need, wanted: tuple[str, ..
         price_micros_per_h=per_hour,
         disk_gb=float(disk),
         secure=cloud == "SECURE",
-        region=",".join(places) if need.region else "",
         gpu_ram_gb=memory,
         details=details,
         pooled=True,
@@ -473,17 +473,22 @@ def _is_wanted(row: Mapping[str, Any], gpu_id: str, name: str, wanted: tuple[str
     return row.get("manufacturer") != "AMD"  # whoever wants one of those names it
 
 
-def _places(row: Mapping[str, Any], need: Need) -> list[str]:
-    """Data centres with stock in the wanted regions: an id ("EU-RO-1"), the start of one ("EU"), or a country in it."""
+def _by_region(offer: Offer, row: Mapping[str, Any], wishes: Sequence[str]) -> list[Offer]:
+    """The offer once for each wish that has stock: a create over all of them would not say which had none.
+
+    A wish is a data centre's id ("EU-RO-1"), the start of one ("EU"), or a country in it. What two wishes share is the
+    first one's.
+    """
     centres = row.get("dataCenters")
+    rows = [centre for centre in (centres if isinstance(centres, list) else ()) if isinstance(centre, dict)]
+    left = [str(centre["id"]) for centre in rows if centre.get("id") and centre.get("availability") != "NONE"]
     found = []
-    for centre in centres if isinstance(centres, list) else ():
-        place = str(centre.get("id") or "") if isinstance(centre, dict) else ""
-        if not place or centre.get("availability") == "NONE":
-            continue
-        parts = place.upper().split("-")
-        if any(wish.upper() == place.upper() or wish.upper() in parts for wish in need.region):
-            found.append(place)
+    for wish in wishes:
+        places = [place for place in left if wish.upper() in (place.upper(), *place.upper().split("-"))]
+        if places:
+            left = [place for place in left if place not in places]
+            name, details = f"{offer.offer_id}@{wish}", {**offer.details, "data_centers": places}
+            found.append(replace(offer, offer_id=name, region=",".join(places), details=details))
     return found
 
 

@@ -3,8 +3,8 @@
 A rule: {"endpoint": "vast.create", "fault": "lost_reply", "nth": 1, ...}. `endpoint` may hold wildcards. Which calls it
 meets: `nth` (a number or a list, counted over the calls of that rule), `after` (all calls after so many) or
 `probability`; with none of them, every call. `times` bounds how often it strikes. `where` narrows it to requests that
-carry these values ({"machine_id": 12}, {"gpu": "RTX 4090"}, {"pod": "17000001"}, {"key": "pod"} for a pod's own key).
-Everything else is a parameter of the fault.
+carry these values ({"machine_id": 12}, {"gpu": "RTX 4090"}, {"region": "EU-RO-1"}, {"pod": "17000001"}, {"key": "pod"}
+for a pod's own key). Everything else is a parameter of the fault.
 """
 
 from __future__ import annotations

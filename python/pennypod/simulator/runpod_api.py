@@ -122,6 +122,7 @@ class RunpodApi:
             try:
                 body = request.json()
                 facts |= {"gpu": body["gpu"]["id"], "cloud": body.get("cloud", "SECURE")}
+                facts["region"] = ",".join(body.get("dataCenterIds", ()))
             except (KeyError, TypeError, ValueError):
                 pass
         return facts

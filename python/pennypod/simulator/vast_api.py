@@ -132,7 +132,9 @@ class VastApi:
         if endpoint == "vast.create" and number.isdigit():
             offer, _known = self.world.vast.find(int(number), self.world.clock.now())
             if offer is not None:
-                facts |= {"machine_id": offer.machine.machine_id, "gpu": offer.machine.gpu_name, "offer": number}
+                machine = offer.machine
+                facts |= {"machine_id": machine.machine_id, "gpu": machine.gpu_name, "offer": number}
+                facts["region"] = machine.geolocation
         elif number:
             facts["pod"] = number
         return facts
