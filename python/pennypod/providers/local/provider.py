@@ -154,7 +154,6 @@ class LocalProvider:
                     price_micros_per_h=price,
                     disk_gb=need.disk_gb,
                     secure=True,
-                    region="local",
                     gpu_ram_gb=has.ram_gb,
                     inet_down_mbps=speed,
                     inet_up_mbps=speed,
