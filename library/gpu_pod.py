@@ -254,7 +254,7 @@ from pennypod.podwork import cause_of_loss, count_last, explained
 from pennypod.providers.base import Provider
 from pennypod.providers.registry import all_providers, is_rehearsal, prepare
 from pennypod.rental import Rental, RentRequest, Tenancy
-from pennypod.report import run_document, weights_are_home
+from pennypod.report import had_its_weights, run_document
 from pennypod.settings import Settings, load_settings
 from pennypod.ssh import Ssh, pinned_host_keys
 from pennypod.training import would_launch
@@ -388,7 +388,7 @@ def _resumed(module: AnsibleModule, settings: Settings, ledger: Ledger, rental: 
     controller = ledger.run(run).controller
     pending = [attempt for attempt in ledger.attempts(run) if not attempt.final]
     over = {**_result(ledger, run, changed=False, before={}, after={}, pod={}), "training": "over"}
-    if all(attempt.state is AttemptState.DESTROYING for attempt in pending) and _had_its_weights(ledger, run):
+    if all(attempt.state is AttemptState.DESTROYING for attempt in pending) and had_its_weights(ledger, run):
         return over
     clock = SystemClock()
     events = Events(settings.run_dir(run), run)
@@ -413,7 +413,7 @@ def _resumed(module: AnsibleModule, settings: Settings, ledger: Ledger, rental: 
             restart=options["restart"],
         )
     except NotReadyError:
-        if _had_its_weights(ledger, run):
+        if had_its_weights(ledger, run):
             return over
         raise
     pod = _pod(settings, tenancy)
@@ -449,11 +449,6 @@ def _cleared(
     )
     number = options["after"] if found.lost is None else found.lost.attempt
     return {**result, "again": found.again, "why": found.why, "attempt": number}
-
-
-def _had_its_weights(ledger: Ledger, run: str) -> bool:
-    """Whether the stage of the weights did its work; what a failed training left comes home without that stage."""
-    return any(stage.stage == "weights" for stage in ledger.stages(run)) and weights_are_home(ledger, run)
 
 
 def _gate(options: dict[str, Any], machines: list[tuple[str, str, int]]) -> GateOptions:

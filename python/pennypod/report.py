@@ -126,6 +126,11 @@ def weights_are_home(ledger: Ledger, run: str) -> bool:
     return bool(weights) and all(_is_intact(folder / item.path, item.bytes, item.sha256) for item in weights)
 
 
+def had_its_weights(ledger: Ledger, run: str) -> bool:
+    """Whether the stage of the weights did its work; what a failed training left comes home without that stage."""
+    return any(stage.stage == "weights" for stage in ledger.stages(run)) and weights_are_home(ledger, run)
+
+
 def _is_intact(path: Path, size: int, sha256: str) -> bool:
     try:
         if path.stat().st_size != size:

@@ -24,6 +24,7 @@ from pennypod.ledger import Ledger, open_ledger
 from pennypod.providers.base import Provider
 from pennypod.settings import Settings, home_advice
 from pennypod.sweep import DESTROYED, UNPROVEN, UNREADABLE_AFTER_S, Survey, Swept, survey, sweep
+from pennypod.unwatched import close_over, somebody_watches
 
 INTERVAL_S = 300.0
 SOONER_S = 60.0
@@ -119,6 +120,9 @@ def look(
         patience_s=manner.patience_s,
         escrow=Escrow(settings, ledger, clock),
     )
+    if not manner.dry_run:
+        with contextlib.suppress(PennypodError):  # books that cannot be closed now are open at the next look, too
+            close_over(ledger, judged_at, clock.now(), lambda run: somebody_watches(settings, run), manner.runs)
     seen = Look(judged_at, found, swept, warning)
     if manner.counts:
         _leave_heartbeat(settings, seen, clock.now())

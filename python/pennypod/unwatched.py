@@ -1,23 +1,28 @@
 """Open runs that nobody ends any more: past their deadline, or with command and guard dead. Floor 2: the process table.
 
 The ledger calls a run open until somebody closes it. When all who could are dead, that word is worth nothing, while the
-pod may go on billing: whoever shows the run must say so.
+pod may go on billing: whoever shows the run must say so. A run whose pods are all proven gone needs no more than its
+closing, which may be what they died before.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from pennypod import processes
 from pennypod.guard import guard_is_alive
-from pennypod.ledger import AttemptRecord, RunRecord
+from pennypod.ledger import AttemptRecord, Ledger, Outcome, RunRecord
 from pennypod.model.ids import parse_lease
+from pennypod.report import had_its_weights, write_results
 from pennypod.settings import Settings
 
 OVERDUE_AFTER_S = 120.0
 """A guard or sweep that begins at the deadline has to destroy and to prove; that is no reason for alarm yet."""
+
+DIED_BEFORE_CLOSING = "its command died when its pod was gone already"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,3 +61,31 @@ def neglect(
 def somebody_watches(settings: Settings, run: RunRecord) -> bool:
     """Whether the run's command or its guard lives. Another machine's are taken to: only its deadline tells here."""
     return processes.is_alive(run.controller) or guard_is_alive(settings, run.controller)
+
+
+def close_over(
+    ledger: Ledger,
+    judged_at: float,
+    now: float,
+    watched: Callable[[RunRecord], bool],
+    runs: Collection[str] = (),
+) -> list[str]:
+    """Close the open runs of which nothing is left, and write their results; their ids. With `runs`, only of those.
+
+    Every pod proven gone, command and guard dead, the deadline past (until then a resume may go on with it): they died
+    between the last proof and the books. It has succeeded when its weights are home and its pod had done its work.
+    """
+    closed = []
+    for run in ledger.open_runs():
+        attempts = ledger.attempts(run.run)
+        if run.closed is not None or not attempts or not all(attempt.final for attempt in attempts):
+            continue
+        if (runs and run.run not in runs) or run.deadline is None or judged_at <= run.deadline or watched(run):
+            continue
+        done = attempts[-1].outcome == "done" and had_its_weights(ledger, run.run)
+        outcome, reason = (Outcome.SUCCEEDED, "") if done else (Outcome.CANCELLED, DIED_BEFORE_CLOSING)
+        if ledger.close_run(run.run, outcome, reason, now):
+            closed.append(run.run)
+            with contextlib.suppress(OSError):  # the artifacts may lie on another machine
+                write_results(ledger, run.run, now)
+    return closed

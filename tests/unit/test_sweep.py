@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,11 +13,13 @@ from fakes import ADDRESS, FakeClock, FakeProvider, offer
 from hypothesis import given
 from hypothesis import strategies as st
 from pennypod.errors import ProviderError, TransientError
-from pennypod.ledger import AttemptState, Outcome, RunRecord, open_ledger
+from pennypod.ledger import ArtifactRecord, AttemptState, Outcome, RunRecord, open_ledger
 from pennypod.model.ids import Lease
 from pennypod.model.pod import Pod, PodState
+from pennypod.rental import Rental
 from pennypod.settings import Settings
 from pennypod.sweep import DESTROYED, NEVER_EXISTED, UNPROVEN, WOULD_DESTROY, Survey, Swept, survey, sweep
+from pennypod.unwatched import close_over
 
 RUN = "demo-1201-abcde"
 OTHER = "demo-1201-fghij"
@@ -361,3 +365,55 @@ def test_a_pod_that_its_fuse_could_only_stop_is_named_while_it_is_within_its_tim
     found = survey(world.providers, world.ledger, world.clock.now())
     assert found.stopped == [early.name]
     assert [target.name for target in found.due] == [late.name]
+
+
+# --- books that nobody closed -----------------------------------------------------------------------------------------
+
+
+def gone_before_its_run_was_closed(world: World, outcome: str = "done") -> None:
+    """All died between the pod's proof and the run's closing; the deadline is ten seconds away."""
+    attempt = world.rented(in_s=10)
+    world.ledger.set_plan(RUN, deadline=world.start + 10, worst_case_micros=1)
+    rental = Rental(world.providers, world.ledger, world.clock)
+    rental.destroy(world.ledger.attempts(RUN)[0], outcome=outcome, reason="the run is over", report=quiet)
+    assert world.ledger.attempts(RUN)[0].id == attempt
+    assert world.ledger.attempts(RUN)[0].final
+
+
+def close(world: World, ahead_s: float, *, watched: bool = False, runs: tuple[str, ...] = ()) -> list[str]:
+    return close_over(world.ledger, world.start + ahead_s, world.clock.now(), lambda _run: watched, runs)
+
+
+def test_a_run_that_died_between_proof_and_books_is_closed_after_its_deadline_with_its_receipt(world: World) -> None:
+    gone_before_its_run_was_closed(world)
+    assert close(world, 10) == [], "a resume may go on with it"
+    assert close(world, 11, watched=True) == [], "somebody is about to"
+    assert close(world, 11, runs=("demo-1201-other",)) == []
+    assert close(world, 11) == [RUN]
+    assert close(world, 11) == []
+    record = world.ledger.run(RUN)
+    assert (record.outcome, record.reason) == ("cancelled", "its command died when its pod was gone already")
+    (receipt,) = json.loads((world.artifacts / RUN / "receipt.json").read_text())["pods"]
+    assert receipt["pod_name"] == world.lease(in_s=10).name
+
+
+@pytest.mark.parametrize(("ended", "outcome"), [("done", "succeeded"), ("failed", "cancelled")])
+def test_it_has_succeeded_when_its_weights_are_home_and_its_pod_had_done_its_work(
+    world: World, ended: str, outcome: str
+) -> None:
+    gone_before_its_run_was_closed(world, ended)
+    world.ledger.start_stage(RUN, "weights", world.start)
+    folder = world.artifacts / RUN
+    folder.mkdir(parents=True)
+    (folder / "best.npz").write_bytes(b"weights")
+    sha256 = hashlib.sha256(b"weights").hexdigest()
+    world.ledger.record_artifacts([ArtifactRecord(RUN, "best.npz", 7, sha256, "weights")])
+    assert close(world, 11) == [RUN]
+    assert world.ledger.run(RUN).outcome == outcome
+    assert json.loads((folder / "run.json").read_text())["outcome"] == outcome
+
+
+def test_a_run_with_a_pod_that_is_not_proven_gone_stays_open(world: World) -> None:
+    world.rented(in_s=10)
+    world.ledger.set_plan(RUN, deadline=world.start + 10, worst_case_micros=1)
+    assert close(world, 3600) == []

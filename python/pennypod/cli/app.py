@@ -80,15 +80,18 @@ class App:
         click.echo(text, err=True)
 
     def close_abandoned(self) -> None:
-        """Close the runs whose command died before it rented: it could not, and another run may be long in coming.
+        """Close the runs whose command died before it rented, or when its pod was gone: it could not any more.
 
         They are shown as they are when the ledger cannot be written: a full disk may be what they died of.
         """
         from pennypod import processes
         from pennypod.ledger import LedgerError
+        from pennypod.unwatched import close_over, somebody_watches
 
+        now = self.clock.now()
         with contextlib.suppress(LedgerError):
-            self.ledger.close_abandoned(processes.is_alive, self.clock.now())
+            self.ledger.close_abandoned(processes.is_alive, now)
+            close_over(self.ledger, now, now, lambda run: somebody_watches(self.settings, run))
 
     def neglect(self, run: RunRecord) -> Neglect | None:
         """What is wrong with an open run that nobody sees to any more; None for every other one."""
