@@ -79,11 +79,19 @@ def shell(served: Rehearsal, command: str, where: Path, programs: Path, **more: 
     )
 
 
-def finish(served: Rehearsal, running: subprocess.Popen[str], event: str = "success") -> tuple[str, str]:
-    """Let the training of the run that was asked for end; the run, and what the script has said."""
-    before = {entry["run"] for entry in served.journal("launch")}
-    wait_until(lambda: {entry["run"] for entry in served.journal("launch")} - before, 60, "a run is launched")
-    (run,) = {entry["run"] for entry in served.journal("launch")} - before
+def launched(served: Rehearsal) -> set[str]:
+    return {entry["run"] for entry in served.journal("launch")}
+
+
+def finish(
+    served: Rehearsal, running: subprocess.Popen[str], before: set[str], event: str = "success"
+) -> tuple[str, str]:
+    """Let the training of the run that was asked for end; the run, and what the script has said.
+
+    `before` was launched when the script was started.
+    """
+    wait_until(lambda: launched(served) - before, 60, "a run is launched")
+    (run,) = launched(served) - before
     served.wait_for(run, stage="watch")
     if event == "cancel":
         served.post({"action": "train_cancel", "run": run})
@@ -110,23 +118,26 @@ def gitlab_command() -> str:
 def test_github_actions(served: Rehearsal, programs: Path, tmp_path: Path) -> None:
     (tmp_path / ".github").mkdir()
     shutil.copy(EXAMPLES / SCRIPT, tmp_path / ".github")
+    before = launched(served)
     running = shell(served, github_command(), tmp_path, programs)
-    run, said = finish(served, running)
+    run, said = finish(served, running, before)
     assert running.returncode == 0, said
     assert f"{run}: succeeded" in said
 
 
 def test_gitlab_ci(served: Rehearsal, programs: Path, tmp_path: Path) -> None:
     shutil.copy(EXAMPLES / SCRIPT, tmp_path)
+    before = launched(served)
     running = shell(served, gitlab_command(), tmp_path, programs, **GITLAB)
-    run, said = finish(served, running)
+    run, said = finish(served, running, before)
     assert running.returncode == 0, said
     assert f"{run}: succeeded" in said
 
 
 def test_a_run_that_does_not_succeed_fails_the_job(served: Rehearsal, programs: Path) -> None:
+    before = launched(served)
     running = shell(served, f"""sh {SCRIPT} '{{"action": "train_start", "job": "tiny"}}'""", EXAMPLES, programs)
-    _, said = finish(served, running, "cancel")
+    _, said = finish(served, running, before, "cancel")
     assert running.returncode == 1
     assert "cancelled by pennypod" in said
 
