@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -149,6 +150,15 @@ def write_results(ledger: Ledger, run: str, now: float) -> dict[str, Any]:
     write_json(folder / RECEIPT_FILE, receipts_of(ledger, run, now))
     write_json(folder / RUN_FILE, document)
     return document
+
+
+def close_with_results(ledger: Ledger, run: str, outcome: Outcome, reason: str, now: float) -> bool:
+    """Close a run in the name of a command that is dead, and write its results; whether this call closed it."""
+    closed = ledger.close_run(run, outcome, reason, now)
+    if closed:
+        with contextlib.suppress(OSError):  # the artifacts may lie on another machine
+            write_results(ledger, run, now)
+    return closed
 
 
 def receipts_of(ledger: Ledger, run: str, now: float) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from pennypod.model.money import micros_to_usd
 from pennypod.model.pod import Pod, PodState
 from pennypod.providers.base import Provider
 from pennypod.rental import Rental
-from pennypod.report import write_results
+from pennypod.report import close_with_results
 
 DEADLINE_PASSED = "the deadline passed"
 WOULD_DESTROY = "would destroy"
@@ -258,10 +258,8 @@ def _close(run: str, ledger: Ledger, now: float) -> None:
     """The run has nothing left and no time left: say so, unless this ledger does not know it."""
     with contextlib.suppress(InputError):
         ledger.run(run)
-        done = all(attempt.final for attempt in ledger.attempts(run))
-        if done and ledger.close_run(run, Outcome.CANCELLED, DEADLINE_PASSED, now):
-            with contextlib.suppress(OSError):  # the artifacts may lie on another machine
-                write_results(ledger, run, now)
+        if all(attempt.final for attempt in ledger.attempts(run)):
+            close_with_results(ledger, run, Outcome.CANCELLED, DEADLINE_PASSED, now)
 
 
 def _cost(target: Target, now: float) -> float:

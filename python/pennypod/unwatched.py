@@ -7,7 +7,6 @@ closing, which may be what they died before.
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from pennypod import processes
 from pennypod.guard import guard_is_alive
 from pennypod.ledger import AttemptRecord, Ledger, Outcome, RunRecord
 from pennypod.model.ids import parse_lease
-from pennypod.report import had_its_weights, write_results
+from pennypod.report import close_with_results, had_its_weights
 from pennypod.settings import Settings
 
 OVERDUE_AFTER_S = 120.0
@@ -77,15 +76,14 @@ def close_over(
     """
     closed = []
     for run in ledger.open_runs():
-        attempts = ledger.attempts(run.run)
-        if run.closed is not None or not attempts or not all(attempt.final for attempt in attempts):
+        over = run.closed is None and run.deadline is not None and run.deadline < judged_at
+        if not over or (runs and run.run not in runs):
             continue
-        if (runs and run.run not in runs) or run.deadline is None or judged_at <= run.deadline or watched(run):
+        attempts = ledger.attempts(run.run)
+        if not attempts or not all(attempt.final for attempt in attempts) or watched(run):
             continue
         done = attempts[-1].outcome == "done" and had_its_weights(ledger, run.run)
         outcome, reason = (Outcome.SUCCEEDED, "") if done else (Outcome.CANCELLED, DIED_BEFORE_CLOSING)
-        if ledger.close_run(run.run, outcome, reason, now):
+        if close_with_results(ledger, run.run, outcome, reason, now):
             closed.append(run.run)
-            with contextlib.suppress(OSError):  # the artifacts may lie on another machine
-                write_results(ledger, run.run, now)
     return closed

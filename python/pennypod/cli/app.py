@@ -86,12 +86,14 @@ class App:
         """
         from pennypod import processes
         from pennypod.ledger import LedgerError
-        from pennypod.unwatched import close_over, somebody_watches
 
         now = self.clock.now()
         with contextlib.suppress(LedgerError):
             self.ledger.close_abandoned(processes.is_alive, now)
-            close_over(self.ledger, now, now, lambda run: somebody_watches(self.settings, run))
+            if self.ledger.open_runs():  # else there is no need for what knows guards and providers
+                from pennypod.unwatched import close_over, somebody_watches
+
+                close_over(self.ledger, now, now, lambda run: somebody_watches(self.settings, run))
 
     def neglect(self, run: RunRecord) -> Neglect | None:
         """What is wrong with an open run that nobody sees to any more; None for every other one."""
