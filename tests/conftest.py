@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import settings
+
+_TESTS = Path(__file__).parent
 
 # A time limit per example fails tests for the sake of a busy machine; pytest's own limit ends what really hangs.
 settings.register_profile("pennypod", deadline=None)
@@ -16,5 +20,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     The chaos tests get none: a pod that outlives its run once is a fault, however busy the machine.
     """
     for item in items:
-        if {"contract", "integration"} & set(item.path.parts):
+        if any(item.path.is_relative_to(_TESTS / group) for group in ("contract", "integration")):
             item.add_marker(pytest.mark.flaky(reruns=1))

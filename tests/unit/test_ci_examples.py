@@ -83,13 +83,12 @@ def launched(served: Rehearsal) -> set[str]:
     return {entry["run"] for entry in served.journal("launch")}
 
 
-def finish(
-    served: Rehearsal, running: subprocess.Popen[str], before: set[str], event: str = "success"
-) -> tuple[str, str]:
-    """Let the training of the run that was asked for end; the run, and what the script has said.
-
-    `before` was launched when the script was started.
-    """
+def play(
+    served: Rehearsal, command: str, where: Path, programs: Path, event: str = "success", **more: str
+) -> tuple[int, str, str]:
+    """Start the script and let the training of its run end; its exit code, the run, and what it has said."""
+    before = launched(served)
+    running = shell(served, command, where, programs, **more)
     wait_until(lambda: launched(served) - before, 60, "a run is launched")
     (run,) = launched(served) - before
     served.wait_for(run, stage="watch")
@@ -98,7 +97,7 @@ def finish(
     else:
         served.call_back(run, event)
     said, _ = running.communicate(timeout=60)
-    return run, said
+    return running.returncode, run, said
 
 
 def github_command() -> str:
@@ -118,27 +117,22 @@ def gitlab_command() -> str:
 def test_github_actions(served: Rehearsal, programs: Path, tmp_path: Path) -> None:
     (tmp_path / ".github").mkdir()
     shutil.copy(EXAMPLES / SCRIPT, tmp_path / ".github")
-    before = launched(served)
-    running = shell(served, github_command(), tmp_path, programs)
-    run, said = finish(served, running, before)
-    assert running.returncode == 0, said
+    rc, run, said = play(served, github_command(), tmp_path, programs)
+    assert rc == 0, said
     assert f"{run}: succeeded" in said
 
 
 def test_gitlab_ci(served: Rehearsal, programs: Path, tmp_path: Path) -> None:
     shutil.copy(EXAMPLES / SCRIPT, tmp_path)
-    before = launched(served)
-    running = shell(served, gitlab_command(), tmp_path, programs, **GITLAB)
-    run, said = finish(served, running, before)
-    assert running.returncode == 0, said
+    rc, run, said = play(served, gitlab_command(), tmp_path, programs, **GITLAB)
+    assert rc == 0, said
     assert f"{run}: succeeded" in said
 
 
 def test_a_run_that_does_not_succeed_fails_the_job(served: Rehearsal, programs: Path) -> None:
-    before = launched(served)
-    running = shell(served, f"""sh {SCRIPT} '{{"action": "train_start", "job": "tiny"}}'""", EXAMPLES, programs)
-    _, said = finish(served, running, before, "cancel")
-    assert running.returncode == 1
+    command = f"""sh {SCRIPT} '{{"action": "train_start", "job": "tiny"}}'"""
+    rc, _, said = play(served, command, EXAMPLES, programs, "cancel")
+    assert rc == 1
     assert "cancelled by pennypod" in said
 
 

@@ -130,6 +130,7 @@ def test_the_cron_form_replaces_the_timer_and_looks_too(host: Any) -> None:
     play("--check")
     assert host.service("pennypod-sentinel.timer").is_running
     put_the_timer_off(host)
+    before = host.file(HEARTBEAT).content_string
     host.check_output(f"rm {HEARTBEAT}")
     play()
     assert not host.service("pennypod-sentinel.timer").is_running
@@ -137,7 +138,7 @@ def test_the_cron_form_replaces_the_timer_and_looks_too(host: Any) -> None:
     line = host.file("/etc/cron.d/pennypod").content_string
     assert "*/5 * * * * root " in line
     assert CANARY not in line
-    assert host.file(HEARTBEAT).exists
+    assert host.file(HEARTBEAT).content_string != before
     assert "cannot be looked at" in host.file("/var/lib/pennypod/sentinel.log").content_string, "there is no cloud now"
 
 
