@@ -175,7 +175,7 @@ from pennypod.events import Events
 from pennypod.ledger import open_ledger
 from pennypod.market import Estimate
 from pennypod.model.admission import Asked, admit
-from pennypod.model.offer import Need, located
+from pennypod.model.offer import Need, place
 from pennypod.planning import Limits, caps_from, held, make_plan, plan_document
 from pennypod.providers.registry import select_providers
 from pennypod.settings import load_settings
@@ -267,10 +267,9 @@ def _tell(events: Events, plan: dict[str, Any]) -> None:
     for note in plan["notes"]:
         events.emit("plan", note)
     for rung, offer in enumerate(plan["offers"], start=1):
-        where = located(offer["machine_id"], offer["region"])
         events.emit(
             "plan",
-            f"{rung}. {offer['gpu_count']}x {offer['gpu']} on {offer['provider']}/{where}"
+            f"{rung}. {offer['gpu_count']}x {offer['gpu']} on {place(offer)}"
             f" ${offer['price_usd_per_h']:.4f}/h, about {offer['expected_s'] / 60:.1f} min and"
             f" ${offer['expected_usd']:.4f}",
         )

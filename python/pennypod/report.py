@@ -28,7 +28,7 @@ from pennypod.model import economics
 from pennypod.model.economics import Span
 from pennypod.model.meter import uncounted_words
 from pennypod.model.money import format_usd, micros_to_usd
-from pennypod.model.offer import located
+from pennypod.model.offer import located, place
 from pennypod.receipts import receipt_document, write_json
 
 WORTH_BAKING_S = 5.0  # a bootstrap that finds nothing to do takes less
@@ -330,11 +330,6 @@ def _attempt_document(attempt: AttemptRecord, now: float) -> dict[str, Any]:
         "traffic_known": attempt.traffic_known(now),
         "traffic_counted": attempt.traffic_counted,
     }
-
-
-def place(tried: Mapping[str, Any]) -> str:
-    """Where an attempt of run.json was, or an offer that was passed over."""
-    return f"{tried['provider']}/{located(tried['machine_id'], tried.get('region'))}"
 
 
 def _usd(parts: Mapping[str, int]) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -65,6 +66,11 @@ class Offer:
 def located(machine_id: str, region: str | None) -> str:
     """Where a machine is, for people: "4711 (Texas, US)"."""
     return f"{machine_id} ({region})" if region else machine_id
+
+
+def place(document: Mapping[str, Any]) -> str:
+    """The same with its provider, of an offer or attempt as a plan or run.json has it: "vast/4711 (Texas, US)"."""
+    return f"{document['provider']}/{located(document['machine_id'], document.get('region'))}"
 
 
 @dataclass(frozen=True, slots=True)

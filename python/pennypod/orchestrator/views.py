@@ -12,12 +12,13 @@ from pennypod.errors import InputError
 from pennypod.events import EVENTS_FILE
 from pennypod.ledger import STAGES, AttemptRecord, AttemptState
 from pennypod.model.money import format_usd, micros_to_usd
+from pennypod.model.offer import place
 from pennypod.orchestrator.problems import ProblemError
 from pennypod.orchestrator.service import Service
 from pennypod.orchestrator.spend import is_billing, month_start, spend
 from pennypod.orchestrator.store import ENDED, RUNNING, WAITING, Request
 from pennypod.receipts import as_written
-from pennypod.report import place, receipts_of, run_document
+from pennypod.report import receipts_of, run_document
 
 _TAIL_BYTES = 16_384
 _TAIL_LINES = 12
