@@ -23,7 +23,7 @@ from pennypod.callbacks import read_access
 from pennypod.ledger import open_ledger
 from pennypod.model.ids import parse_lease
 from pennypod.settings import Settings, load_settings
-from workspace import wait_until
+from workspace import BIN, Workspace, wait_until
 
 TESTS = Path(__file__).resolve().parent
 SECRET = "first-secret-of-these-tests"
@@ -181,6 +181,19 @@ class Serving:
 def _shown(session: requests.Session, url: str, **headers: str) -> str:
     answer = session.get(url, headers=headers, timeout=30)
     return "\n".join([*(f"{name}: {value}" for name, value in answer.headers.items()), answer.text])
+
+
+class Served(Serving):
+    """`pennypod serve` with the project's own playbooks over a workspace; `environment` is what differs from that."""
+
+    def __init__(self, workspace: Workspace, config: str = "poll_s: 2\nprovider: local", **environment: str) -> None:
+        file = workspace.root / "serve.yml"
+        file.write_text(f"{config}\nartifacts_dir: {workspace.artifacts}\n")
+        own = {"PENNYPOD_WEBHOOK_SECRET": SECRET, "PENNYPOD_SERVE_CONFIG": str(file)}
+        command = [str(BIN / "pennypod"), "serve", "--port", "PORT"]
+        super().__init__(
+            command, workspace.root, workspace.environment | own | environment, workspace.root / "serve.log"
+        )
 
 
 class Rehearsal(Serving):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from pennypod.model.ids import parse_lease
 from pennypod.store import Checkpoints, open_bucket
 from pennypod.store.embedded import EmbeddedStore
 from pod_bucket import pod_bucket
-from serving import SECRET, Serving
+from serving import SECRET, Served, Serving
 from simulated import KEYS, Simulator, simulator
 from workspace import TINY_JOB, Workspace, wait_until
 
@@ -174,17 +173,15 @@ def test_a_run_of_the_playbook_ends_on_a_second_pod(
 def test_a_run_of_the_orchestrator_fails_over_and_ends_on_a_second_pod(
     cloud: Cloud, sim: Simulator, bucket: EmbeddedStore
 ) -> None:
-    (cloud.root / "serve.yml").write_text(f"poll_s: 2\nprovider: runpod\nartifacts_dir: {cloud.artifacts}\n")
     # Of its own: other tests have the shared ones in processes of theirs.
     own = {name: canaries.new_key(name) for name in ("webhook", "admin", "read")}
-    environment = cloud.environment | {
-        "PENNYPOD_WEBHOOK_SECRET": f"{SECRET},{own['webhook']}",
-        "PENNYPOD_ADMIN_TOKEN": own["admin"],
-        "PENNYPOD_READ_TOKEN": own["read"],
-        "PENNYPOD_SERVE_CONFIG": str(cloud.root / "serve.yml"),
-    }
-    command = [str(Path(sys.executable).parent / "pennypod"), "serve", "--port", "PORT"]
-    served = Serving(command, cloud.root, environment, cloud.root / "serve.log")
+    served = Served(
+        cloud,
+        "poll_s: 2\nprovider: runpod",
+        PENNYPOD_WEBHOOK_SECRET=f"{SECRET},{own['webhook']}",
+        PENNYPOD_ADMIN_TOKEN=own["admin"],
+        PENNYPOD_READ_TOKEN=own["read"],
+    )
     served.http.headers["Authorization"] = f"Bearer {own['read']}"
     try:
         served.start()

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from serving import SECRET, Serving
+from serving import Served, Serving
 from simulated import KEYS, Simulator, simulator
-from workspace import BIN, TINY_JOB, Workspace
+from workspace import TINY_JOB, Workspace
 
 pytestmark = [pytest.mark.pod, pytest.mark.heavy, pytest.mark.timeout(600)]
 
@@ -51,18 +51,14 @@ def workspace(tmp_path: Path) -> Workspace:
 
 @pytest.fixture
 def served(workspace: Workspace, sim: Simulator) -> Iterator[Serving]:
-    config = workspace.root / "serve.yml"
-    config.write_text(f"poll_s: 2\nprovider: auto\nartifacts_dir: {workspace.artifacts}\n")
-    environment = workspace.environment | {
-        "VAST_API_KEY": KEYS["vast"],
-        "VAST_URL": sim.url,
-        "RUNPOD_API_KEY": KEYS["runpod"],
-        "RUNPOD_API_BASE_URL": f"{sim.url}/v2",
-        "PENNYPOD_WEBHOOK_SECRET": SECRET,
-        "PENNYPOD_SERVE_CONFIG": str(config),
-    }
-    command = [str(BIN / "pennypod"), "serve", "--port", "PORT"]
-    served = Serving(command, workspace.root, environment, workspace.root / "serve.log")
+    served = Served(
+        workspace,
+        "poll_s: 2\nprovider: auto",
+        VAST_API_KEY=KEYS["vast"],
+        VAST_URL=sim.url,
+        RUNPOD_API_KEY=KEYS["runpod"],
+        RUNPOD_API_BASE_URL=f"{sim.url}/v2",
+    )
     served.start()
     yield served
     served.close()

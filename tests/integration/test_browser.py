@@ -17,7 +17,7 @@ from pennypod.providers.local.engine import find_engine
 from pennypod.providers.registry import all_providers
 from pennypod.simulator.pods import gateway
 from pennypod.store.embedded import EmbeddedStore
-from serving import ADMIN, SECRET, Rehearsal, Serving
+from serving import ADMIN, SECRET, Rehearsal, Served, Serving
 from workspace import BIN, TINY_JOB, Workspace, wait_until
 
 pytest.importorskip("boto3", reason="the store extra is not installed")
@@ -52,7 +52,6 @@ def workspace(tmp_path: Path) -> Iterator[Workspace]:
     command = next(line for line in TINY_JOB.splitlines() if line.startswith("training_command"))
     keeping = TINY_JOB.replace(command, f"training_command: {json.dumps(KEEPS)}")
     (jobs / "job_keeping.yml").write_text(keeping + "checkpoint_store: true\nwebhook_overrides: []\n")
-    (tmp_path / "serve.yml").write_text(f"poll_s: 2\nprovider: local\nartifacts_dir: {workspace.artifacts}\n")
     yield workspace
     for pod in workspace.pods():  # of a test that has failed
         all_providers(workspace.settings)["local"].destroy(pod.pod_id)
@@ -60,13 +59,8 @@ def workspace(tmp_path: Path) -> Iterator[Workspace]:
 
 @pytest.fixture
 def served(workspace: Workspace) -> Iterator[Serving]:
-    environment = workspace.environment | {
-        "PENNYPOD_WEBHOOK_SECRET": f"{SECRET},{KEYS['webhook']}",
-        "PENNYPOD_ADMIN_TOKEN": KEYS["admin"],
-        "PENNYPOD_SERVE_CONFIG": str(workspace.root / "serve.yml"),
-    }
-    command = [str(BIN / "pennypod"), "serve", "--port", "PORT"]
-    serving = Serving(command, workspace.root, environment, workspace.root / "serve.log")
+    secrets = f"{SECRET},{KEYS['webhook']}"
+    serving = Served(workspace, PENNYPOD_WEBHOOK_SECRET=secrets, PENNYPOD_ADMIN_TOKEN=KEYS["admin"])
     serving.start()
     yield serving
     serving.close()

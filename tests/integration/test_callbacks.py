@@ -14,9 +14,9 @@ from pennypod.callbacks import read_access
 from pennypod.providers.local.engine import find_engine
 from pennypod.providers.registry import all_providers
 from pennypod.simulator.pods import gateway
-from serving import ADMIN, SECRET, Serving
+from serving import ADMIN, Served, Serving
 from tcp_proxy import CuttingProxy
-from workspace import BIN, TINY_JOB, Workspace, wait_until
+from workspace import TINY_JOB, Workspace, wait_until
 
 pytestmark = [pytest.mark.pod, pytest.mark.heavy, pytest.mark.timeout(600), pytest.mark.xdist_group("serve")]
 
@@ -48,17 +48,8 @@ def outside(workspace: Workspace) -> str:
 @pytest.fixture
 def served(workspace: Workspace, outside: str) -> Iterator[Serving]:
     port = free_port()
-    config = (
-        f"poll_s: 900\nprovider: local\nartifacts_dir: {workspace.artifacts}\npublic_url: http://{outside}:{port}\n"
-    )
-    (workspace.root / "serve.yml").write_text(config)
-    environment = workspace.environment | {
-        "PENNYPOD_WEBHOOK_SECRET": SECRET,
-        "PENNYPOD_ADMIN_TOKEN": ADMIN,
-        "PENNYPOD_SERVE_CONFIG": str(workspace.root / "serve.yml"),
-    }
-    command = [str(BIN / "pennypod"), "serve", "--port", "PORT"]
-    serving = Serving(command, workspace.root, environment, workspace.root / "serve.log")
+    config = f"poll_s: 900\nprovider: local\npublic_url: http://{outside}:{port}"
+    serving = Served(workspace, config, PENNYPOD_ADMIN_TOKEN=ADMIN)
     serving.port = port
     serving.start()
     yield serving

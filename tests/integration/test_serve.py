@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 import requests
-from serving import ADMIN, SECRET, Serving
+from serving import ADMIN, Served, Serving
 from workspace import TINY_JOB, Workspace, wait_until
 
 pytestmark = [pytest.mark.pod, pytest.mark.heavy, pytest.mark.xdist_group("serve")]
@@ -21,19 +20,12 @@ def workspace(tmp_path: Path) -> Workspace:
     workspace = Workspace(tmp_path)
     job = workspace.root / "group_vars" / "job_tiny.yml"
     job.write_text(TINY_JOB + "webhook_overrides: [tiny_epochs, tiny_exit]\n")
-    (tmp_path / "serve.yml").write_text(f"poll_s: 2\nprovider: local\nartifacts_dir: {workspace.artifacts}\n")
     return workspace
 
 
 @pytest.fixture
 def served(workspace: Workspace) -> Iterator[Serving]:
-    environment = workspace.environment | {
-        "PENNYPOD_WEBHOOK_SECRET": SECRET,
-        "PENNYPOD_ADMIN_TOKEN": ADMIN,
-        "PENNYPOD_SERVE_CONFIG": str(workspace.root / "serve.yml"),
-    }
-    command = [str(Path(sys.executable).parent / "pennypod"), "serve", "--port", "PORT"]
-    serving = Serving(command, workspace.root, environment, workspace.root / "serve.log")
+    serving = Served(workspace, PENNYPOD_ADMIN_TOKEN=ADMIN)
     serving.start()
     yield serving
     serving.close()
