@@ -6,6 +6,7 @@ import hashlib
 import hmac
 import http.client
 import json
+import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -171,6 +172,19 @@ def test_a_key_that_came_with_another_body(served: Rehearsal) -> None:
 def test_an_oversize_body(unchanged: Rehearsal) -> None:
     payload = {**START, "note": "x" * 70_000}
     check_problem(unchanged.post(payload), 413, "too_large")
+
+
+def test_who_sends_an_oversize_body_slowly_still_hears_why_it_is_refused(unchanged: Rehearsal) -> None:
+    head = "POST /hooks/train HTTP/1.1\r\nHost: here\r\nContent-Length: 200000\r\n"
+    signed = f"X-Pennypod-Timestamp: {int(time.time())}\r\nX-Pennypod-Signature: sha256=0\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", unchanged.port), timeout=20) as client:
+        client.sendall((head + signed).encode())
+        for _ in range(20):
+            time.sleep(0.02)  # not to wait for anything: this is the slowness
+            client.sendall(b"x" * 10_000)
+        heard = b"".join(iter(lambda: client.recv(65_536), b""))
+    assert heard.startswith(b"HTTP/1.1 413 ")
+    assert b"too_large" in heard
 
 
 def test_an_oversize_body_of_unsaid_length_is_not_read_to_its_end(unchanged: Rehearsal) -> None:

@@ -7,11 +7,13 @@ anything that touches the disk. A bad signature is counted apart and takes nothi
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
+from starlette.requests import ClientDisconnect
 
 from pennypod.orchestrator.limits import Buckets, Rate
 from pennypod.orchestrator.metrics import Metrics
@@ -24,6 +26,7 @@ from pennypod.orchestrator.store import Taken
 
 _LOG = logging.getLogger("pennypod.orchestrator")
 _MAX_CALLBACK_BYTES = 4096
+_LET_PASS_BYTES = 512 * 1024
 # A trainer that calls back once a second for hours is fine, one that floods is not.
 _CALLBACKS = Rate(burst=60, per_second=2)
 _COMPLAINTS = Rate(burst=10, per_second=0.2)
@@ -117,7 +120,10 @@ class Hooks:
 async def read_body(request: Request, most_bytes: int, limit_s: float) -> bytes:
     """The body, never more than `most_bytes` of it in memory. Raises ProblemError: too_large, body_timeout."""
     declared = request.headers.get("content-length", "")
-    if declared.isascii() and declared.isdigit() and int(declared) > most_bytes:
+    length = int(declared) if declared.isascii() and declared.isdigit() else 0
+    if length > most_bytes:
+        if length <= _LET_PASS_BYTES:
+            await _let_pass(request, limit_s)
         raise ProblemError("too_large", f"at most {most_bytes} bytes are read")
     body = bytearray()
     try:
@@ -129,6 +135,14 @@ async def read_body(request: Request, most_bytes: int, limit_s: float) -> bytes:
     except TimeoutError as exc:
         raise ProblemError("body_timeout", f"the body did not arrive within {limit_s:.0f} s") from exc
     return bytes(body)
+
+
+async def _let_pass(request: Request, limit_s: float) -> None:
+    """Throw a body away as it comes: a client that is still sending when we hang up loses our answer."""
+    with contextlib.suppress(TimeoutError, ClientDisconnect):
+        async with asyncio.timeout(limit_s):
+            async for _ in request.stream():
+                pass
 
 
 def bearer(request: Request) -> str | None:
