@@ -14,12 +14,11 @@ description:
     controller from then on, with a guard of its own. Refused while the present controller is alive, and for a run that
     is over. Of two that try at once, one gets it.
   - With C(state=closed), records how a run ended, once, and writes C(run.json) and C(receipt.json).
-  - With C(state=noted), records files that came home.
 options:
   state:
     description: What to write.
     type: str
-    choices: [opened, resumed, noted, closed]
+    choices: [opened, resumed, closed]
     required: true
   jobs:
     description: The jobs to open a run for; a job may be named more than once.
@@ -55,11 +54,6 @@ options:
       - With C(state=opened) and exactly one job, the id that the new run is to have. Asked for again, it is still one
         run, which this command takes over as long as it has rented nothing.
     type: str
-  artifacts:
-    description: Files that are home and verified - path, bytes, sha256, kind (weights, log or extra).
-    type: list
-    elements: dict
-    default: []
   outcome:
     description: How the run ended.
     type: str
@@ -138,7 +132,7 @@ from pennypod.errors import InputError
 from pennypod.events import Events
 from pennypod.guard import ensure_guard
 from pennypod.jobs import load_job
-from pennypod.ledger import ArtifactRecord, Ledger, Outcome, RunRecord, open_ledger
+from pennypod.ledger import Ledger, Outcome, RunRecord, open_ledger
 from pennypod.model.ids import job_of_run, new_run_id
 from pennypod.monitor import FOLDER as MONITOR_FOLDER
 from pennypod.podwork import ASK_EVERY_S, explained
@@ -150,7 +144,7 @@ from pennypod.settings import Settings, disk_is_full, load_settings
 INPUTS_FILE = "inputs.json"
 
 ARGUMENT_SPEC: dict[str, Any] = {
-    "state": {"type": "str", "choices": ["opened", "resumed", "noted", "closed"], "required": True},
+    "state": {"type": "str", "choices": ["opened", "resumed", "closed"], "required": True},
     "jobs": {"type": "list", "elements": "str", "default": []},
     "jobs_dir": {"type": "path"},
     "artifacts_root": {"type": "path"},
@@ -158,7 +152,6 @@ ARGUMENT_SPEC: dict[str, Any] = {
     "inputs": {"type": "dict", "default": {}},
     "provider": {"type": "str", "default": ""},
     "run": {"type": "str"},
-    "artifacts": {"type": "list", "elements": "dict", "default": []},
     "outcome": {"type": "str", "choices": ["succeeded", "failed", "cancelled"]},
     "reason": {"type": "str", "default": ""},
     "cause": {"type": "str", "default": ""},
@@ -166,7 +159,6 @@ ARGUMENT_SPEC: dict[str, Any] = {
 REQUIRED_IF = [
     ("state", "opened", ["jobs_dir", "artifacts_root"]),
     ("state", "resumed", ["run", "jobs_dir"]),
-    ("state", "noted", ["run"]),
     ("state", "closed", ["run", "outcome"]),
 ]
 
@@ -179,8 +171,6 @@ def body(module: AnsibleModule) -> dict[str, Any]:
         return _open(module, settings, ledger)
     if module.params["state"] == "resumed":
         return _resume(module, settings, ledger)
-    if module.params["state"] == "noted":
-        return _note(module, ledger)
     return _close(module, settings, ledger)
 
 
@@ -275,27 +265,6 @@ def _inputs(run_dir: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return inputs if isinstance(inputs, dict) else {}
-
-
-def _note(module: AnsibleModule, ledger: Ledger) -> dict[str, Any]:
-    run = module.params["run"]
-    folder = Path(ledger.run(run).artifacts_dir)
-    known = {record.path: record for record in ledger.artifacts(run)}
-    records = [_artifact(run, folder, item) for item in module.params["artifacts"]]
-    fresh = [record for record in records if known.get(record.path) != record]
-    if fresh and not module.check_mode:
-        ledger.record_artifacts(fresh)
-    after = sorted({*known, *(record.path for record in fresh)})
-    return {"changed": bool(fresh), "diff": {"before": {"artifacts": sorted(known)}, "after": {"artifacts": after}}}
-
-
-def _artifact(run: str, folder: Path, item: dict[str, Any]) -> ArtifactRecord:
-    try:
-        path = Path(item["path"])
-        relative = str(path.relative_to(folder)) if path.is_absolute() else str(path)
-        return ArtifactRecord(run, relative, int(item["bytes"]), str(item["sha256"]), str(item.get("kind", "extra")))
-    except (KeyError, ValueError, TypeError) as exc:
-        raise InputError(f"not an artifact of {run}: {exc}") from exc
 
 
 def _close(module: AnsibleModule, settings: Settings, ledger: Ledger) -> dict[str, Any]:

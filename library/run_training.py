@@ -211,7 +211,8 @@ failure:
     - What went wrong, for programs - C(code), C(message), C(details).
     - With the code C(training_failed), C(details.reason) is one of exit, signal, supervisor_gone, tmux_gone, hung,
       stalled, deadline, money, failed_to_start, not_started, no_status, no_tmux, busy, failed.
-    - C(details.salvaged) is the checkpoint that came home in spite of it (path, bytes, sha256, kind), or null.
+    - C(details.salvaged) is the checkpoint that came home in spite of it (path, bytes, sha256, kind), or null. It is in
+      the ledger then.
   returned: failure
   type: dict
 """
@@ -230,7 +231,17 @@ from pennypod.escrow import EscrowPlan, write_plan
 from pennypod.events import Events
 from pennypod.ledger import LedgerError, open_ledger
 from pennypod.model.money import usd_to_micros
-from pennypod.podwork import POD_OPTIONS, Fence, GuardWatch, PodWatch, connect, counted, show_bytes
+from pennypod.podwork import (
+    POD_OPTIONS,
+    Fence,
+    GuardWatch,
+    PodWatch,
+    artifact,
+    connect,
+    counted,
+    note_artifacts,
+    show_bytes,
+)
 from pennypod.providers.registry import open_provider
 from pennypod.settings import load_settings
 from pennypod.spending import MoneyWatch
@@ -438,9 +449,13 @@ class Training:
             on_progress=show_bytes(self.events, "weights", "the best checkpoint", self.clock, self.guarded),
         )
         if saved is not None:
-            error.details["salvaged"] = artifact(saved)
+            error.details["salvaged"] = artifact(saved, "weights")
             error.message += f"; the best checkpoint so far is home: {saved.path}"
             self.events.emit("weights", f"the best checkpoint so far is home: {saved.path}", bytes=saved.bytes)
+            try:
+                note_artifacts(self.settings, o["run"], [error.details["salvaged"]])
+            except LedgerError as exc:  # why the training failed is what must be told
+                self.module.warn(f"the checkpoint that is home is not in the ledger: {exc}")
 
     def result(self, started: Launched, result: TrainingResult | None, state: str) -> dict[str, Any]:
         """The public shape, the same on every path."""
@@ -461,14 +476,9 @@ class Training:
             "log": str(self.artifacts_dir / LOG_NAME) if result else "",
             "resumed_epoch": self.keeper.resumed_epoch if self.keeper else None,
             "reattached": result.reattached if result else 0,
-            "artifacts": [artifact(fetched) for fetched in self.home_early.values()],
+            "artifacts": [artifact(fetched, "weights") for fetched in self.home_early.values()],
             "diff": {"before": before, "after": after},
         }
-
-
-def artifact(fetched: Fetched) -> dict[str, Any]:
-    """A file that is home, as run_ledger takes it."""
-    return {"path": str(fetched.path), "bytes": fetched.bytes, "sha256": fetched.sha256, "kind": "weights"}
 
 
 def body(module: AnsibleModule) -> dict[str, Any]:

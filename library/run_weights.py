@@ -14,7 +14,7 @@ description:
   - Brings it home before anything else, compares its hash with the pod's and renames it into place in
     C(weights/) of I(artifacts_dir). Then come C(train.log) and what I(extra) names, into C(extra/).
   - Fails when no checkpoint is whole. A file of I(extra) that cannot be fetched is only a warning.
-  - Nothing on the pod is changed. Files that are here already are not fetched again.
+  - Nothing on the pod is changed. Files that are here already are not fetched again. What is home is in the ledger.
 options:
   run:
     description: The run id.
@@ -100,8 +100,7 @@ weights:
     early: false
 artifacts:
   description:
-    - Everything that is home and verified - path, bytes, sha256, kind (weights, log or extra), as M(run_ledger)
-      takes it.
+    - Everything that is home and verified - path, bytes, sha256, kind (weights, log or extra).
   returned: success
   type: list
   elements: dict
@@ -124,18 +123,31 @@ from pennypod.ansible import run_module
 from pennypod.clock import SystemClock
 from pennypod.errors import PennypodError, SshError, WeightsError
 from pennypod.events import Events
-from pennypod.podwork import POD_OPTIONS, Fence, GuardWatch, connect, counted, show_bytes
+from pennypod.podwork import (
+    POD_OPTIONS,
+    Fence,
+    GuardWatch,
+    artifact,
+    connect,
+    counted,
+    note_artifacts,
+    show_bytes,
+)
 from pennypod.settings import load_settings
 from pennypod.transfer import Fetched
 from pennypod.weights import (
+    Found,
     RemoteFile,
+    Search,
     already_here,
     bring_extras,
     bring_home,
     bring_log,
     brought_home,
     check_patterns,
+    find_all,
     find_files,
+    log_search,
     no_weights,
     weights_target,
 )
@@ -169,16 +181,24 @@ class Weights:
         """Checkpoint first; then, whether or not there was one, the log and the rest."""
         check_patterns([*self.options["patterns"], *self.options["extra"]])
         self.on_tick()
+        here = brought_home(self.artifacts_dir)
+        try:
+            best, log, extras = self.look()
+        except SshError as exc:
+            if here is not None:
+                exc.details["early"] = artifact(here[1], "weights")
+            raise
         missing: WeightsError | None = None
         weights: tuple[RemoteFile, Fetched] | None = None
         early = False
         try:
-            weights, early = self.checkpoint()
+            weights, early = self.checkpoint(best, here)
         except WeightsError as exc:
             missing = exc
         artifacts = [artifact(weights[1], "weights")] if weights else []
         if not self.module.check_mode:
-            artifacts += self.rest(weights[0].path if weights else "")
+            artifacts += self.rest(log, extras, weights[0].path if weights else "")
+            note_artifacts(self.settings, self.options["run"], artifacts)
         if weights is None:
             assert missing is not None
             missing.details["artifacts"] = artifacts
@@ -202,24 +222,24 @@ class Weights:
             "diff": {"before": {} if self.changed else after, "after": after},
         }
 
+    def look(self) -> list[Found]:
+        """Checkpoint, log and extras. Of the last only what is small: reading large ones must not delay the first."""
+        o = self.options
+        best = Search(o["patterns"], best=True, deep=True, inline=True)
+        return find_all(self.ssh, o["pod_home"], [best, log_search(), Search(o["extra"], small=True)])
+
     def on_tick(self) -> None:
         """Raises FencedError when the run is not ours any more."""
         self.fence()
         if not self.module.check_mode:
             self.keep_guard()
 
-    def checkpoint(self) -> tuple[tuple[RemoteFile, Fetched], bool]:
+    def checkpoint(
+        self, found: Found, here: tuple[RemoteFile, Fetched] | None
+    ) -> tuple[tuple[RemoteFile, Fetched], bool]:
         """The best checkpoint, home. Raises WeightsError when there is none anywhere."""
-        patterns = self.options["patterns"]
-        here = brought_home(self.artifacts_dir)
-        try:
-            found = find_files(self.ssh, self.options["pod_home"], patterns, best=True, deep=True)
-        except SshError as exc:
-            if here is not None:
-                exc.details["early"] = artifact(here[1], "weights")
-            raise
         if not found.files:
-            error = no_weights(patterns, found.rejected)
+            error = no_weights(self.options["patterns"], found.rejected)
             if here is None:
                 raise error
             self.problems.append(f"{error}; the copy from during the training is used instead: {here[1].path}")
@@ -232,25 +252,25 @@ class Weights:
             return (remote, known or Fetched(target, remote.bytes, remote.sha256)), False
         self.events.emit("weights", f"best checkpoint: {remote.relative}", total_bytes=remote.bytes)
         show = show_bytes(self.events, "weights", remote.relative, self.clock, self.on_tick)
-        fetched = bring_home(self.ssh, remote, self.artifacts_dir, on_progress=show)
+        content = found.contents.get(remote.path)
+        fetched = bring_home(self.ssh, remote, self.artifacts_dir, on_progress=show, content=content)
         text = f"{target.name} is home and verified, sha256 {fetched.sha256[:12]}"
         self.events.emit("weights", text, bytes=fetched.bytes, total_bytes=fetched.bytes)
         return (remote, fetched), False
 
-    def rest(self, checkpoint: str) -> list[dict[str, Any]]:
+    def rest(self, found_log: Found, found: Found, checkpoint: str) -> list[dict[str, Any]]:
         """Log and extras: each failure is a problem to mention, never the end."""
         o = self.options
         artifacts: list[dict[str, Any]] = []
         try:
             show = show_bytes(self.events, "weights", "train.log", self.clock, self.on_tick)
-            log = bring_log(self.ssh, o["pod_home"], self.artifacts_dir, on_progress=show)
+            log = bring_log(self.ssh, found_log, self.artifacts_dir, on_progress=show)
             if log is not None:
                 artifacts.append(artifact(log[0], "log"))
                 self.changed = self.changed or log[1]
             extras = bring_extras(
                 self.ssh,
-                o["pod_home"],
-                o["extra"],
+                find_files(self.ssh, o["pod_home"], o["extra"]) if found.left else found,
                 self.artifacts_dir,
                 skip=frozenset([checkpoint]),
                 should_stop=self.on_tick,
@@ -264,11 +284,6 @@ class Weights:
         self.changed = self.changed or extras.changed
         self.problems += extras.problems
         return artifacts + [artifact(fetched, "extra") for fetched in extras.files]
-
-
-def artifact(fetched: Fetched, kind: str) -> dict[str, Any]:
-    """A file that is home, as run_ledger takes it."""
-    return {"path": str(fetched.path), "bytes": fetched.bytes, "sha256": fetched.sha256, "kind": kind}
 
 
 def body(module: AnsibleModule) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ from pennypod import processes
 from pennypod.clock import SystemClock
 from pennypod.errors import FencedError, PennypodError
 from pennypod.guard import ensure_guard, guard_is_alive
-from pennypod.ledger import AttemptState, Ledger, open_ledger
+from pennypod.ledger import ArtifactRecord, AttemptState, Ledger, open_ledger
 from pennypod.model import netdev
 from pennypod.model.pod import PodState
 from pennypod.providers.registry import open_provider
@@ -18,14 +19,14 @@ from pennypod.readmission import Readmission
 from pennypod.ssh import Ssh, SshTarget, control_path
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from pennypod.clock import Clock
     from pennypod.events import Events
     from pennypod.ledger import AttemptRecord
     from pennypod.providers.base import Provider
     from pennypod.settings import Settings
-    from pennypod.transfer import Progress
+    from pennypod.transfer import Fetched, Progress
 
 # The options of every module that works on a pod, next to its own.
 POD_OPTIONS: dict[str, Any] = {
@@ -176,29 +177,57 @@ class GuardWatch:
             self._warn(text)
 
 
+def artifact(fetched: Fetched, kind: str) -> dict[str, Any]:
+    """A file that is home, as a module returns it."""
+    return {"path": str(fetched.path), "bytes": fetched.bytes, "sha256": fetched.sha256, "kind": kind}
+
+
+def note_artifacts(settings: Settings, run: str, artifacts: Sequence[Mapping[str, Any]]) -> None:
+    """Write in the ledger what is home, as `artifact` tells it. Raises LedgerError; the files are home all the same."""
+    with contextlib.closing(open_ledger(settings)) as ledger:
+        folder = Path(ledger.run(run).artifacts_dir)
+        ledger.record_artifacts(
+            [
+                ArtifactRecord(run, _below(folder, Path(a["path"])), a["bytes"], a["sha256"], a["kind"])
+                for a in artifacts
+            ]
+        )
+
+
+def _below(folder: Path, path: Path) -> str:
+    """A path as the ledger has it: the results may move, with all that is in their folder."""
+    return str(path.relative_to(folder)) if path.is_relative_to(folder) else str(path)
+
+
 @contextlib.contextmanager
 def counted(settings: Settings, run: str, ssh: Ssh) -> Iterator[None]:
     """Write the pod's traffic down in the ledger, however the work on it ends: some providers charge by the byte.
 
-    The pod's own count is asked for, since it holds what the pod fetched from elsewhere: before the work as well, so
-    that a pod that is lost during it takes no more than that with it. Where the work has failed, or the pod does not
+    The pod's own count is asked for, since it holds what the pod fetched from elsewhere: when the work begins as well,
+    so that a pod that is lost during it takes no more than that with it. Where the work has failed, or the pod does not
     tell, what we have moved ourselves is added.
     """
-    before = _count(ssh)
-    if before is not None:
+    with ThreadPoolExecutor(1, "count") as beside:  # the work need not wait for it
+        first = beside.submit(_count_now, settings, run, ssh)
+        sent, fetched = ssh.traffic.sent, ssh.traffic.fetched
+        whole = False
+        try:
+            yield
+            first.result()
+            whole = _count_now(settings, run, ssh)
+        finally:
+            if not whole:
+                with contextlib.suppress(PennypodError), contextlib.closing(open_ledger(settings)) as ledger:
+                    ledger.add_traffic(run, sent=ssh.traffic.sent - sent, fetched=ssh.traffic.fetched - fetched)
+
+
+def _count_now(settings: Settings, run: str, ssh: Ssh) -> bool:
+    """Write down what the pod has received and sent by its own count; whether it has told."""
+    told = _count(ssh)
+    if told is not None:
         with contextlib.suppress(PennypodError), contextlib.closing(open_ledger(settings)) as ledger:
-            ledger.record_traffic(run, sent=before[0], fetched=before[1], at=SystemClock().now())
-    sent, fetched = ssh.traffic.sent, ssh.traffic.fetched
-    whole: tuple[int, int] | None = None
-    try:
-        yield
-        whole = _count(ssh)
-    finally:
-        with contextlib.suppress(PennypodError), contextlib.closing(open_ledger(settings)) as ledger:
-            if whole is not None:
-                ledger.record_traffic(run, sent=whole[0], fetched=whole[1], at=SystemClock().now())
-            else:
-                ledger.add_traffic(run, sent=ssh.traffic.sent - sent, fetched=ssh.traffic.fetched - fetched)
+            ledger.record_traffic(run, sent=told[0], fetched=told[1], at=SystemClock().now())
+    return told is not None
 
 
 def count_last(ledger: Ledger, attempt: AttemptRecord, ssh: Ssh, clock: Clock) -> None:

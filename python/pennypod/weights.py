@@ -5,18 +5,19 @@ Nothing here removes or moves a file on the pod: it stays there until the pod it
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from pennypod.errors import InputError, PennypodError, TransferError, WeightsError
 from pennypod.files import write_atomically
-from pennypod.transfer import Fetched, fetch
+from pennypod.transfer import Fetched, fetch, keep
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from pennypod.clock import Clock
     from pennypod.ssh import Ssh
@@ -30,6 +31,8 @@ LOG_NAME = "train.log"
 RECORD_NAME = "checkpoint.json"
 # Hashing and checking on a slow pod disk: 20 GB at 50 MB/s.
 FIND_TIMEOUT_S = 900.0
+# A conversation costs more than so many bytes do, on any line that is worth a pod.
+INLINE_BYTES = 256 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +55,36 @@ class Rejected:
 
 
 @dataclass(frozen=True, slots=True)
+class Search:
+    """What to look for under POD_HOME/`under`, newest first.
+
+    With `best` only the newest whole file of the first pattern that has any: patterns are in order of preference. With
+    `inline` small files come with the answer; with `small` nothing else does, and what is larger is only counted.
+    """
+
+    patterns: Sequence[str]
+    under: str = "out"
+    best: bool = False
+    deep: bool = False
+    settle_s: float = 0.3
+    inline: bool = False
+    small: bool = False
+
+    def as_options(self, pod_home: str) -> dict[str, Any]:
+        """As find_files.py takes it."""
+        options: dict[str, Any] = {"root": str(PurePosixPath(pod_home) / self.under), "patterns": list(self.patterns)}
+        options |= {"best": self.best, "deep": self.deep, "settle_s": self.settle_s, "small": self.small}
+        return options | {"inline": INLINE_BYTES if self.inline or self.small else 0}
+
+
+@dataclass(frozen=True, slots=True)
 class Found:
+    """`contents` has the bytes of files that came with the answer, by path; `left` counts those that were too large."""
+
     files: tuple[RemoteFile, ...]
     rejected: tuple[Rejected, ...]
+    contents: Mapping[str, bytes] = field(default_factory=dict)
+    left: int = 0
 
 
 def find_files(
@@ -62,28 +92,38 @@ def find_files(
     pod_home: str,
     patterns: Sequence[str],
     *,
-    under: str = "out",
     best: bool = False,
     deep: bool = False,
-    settle_s: float = 0.3,
     timeout_s: float = FIND_TIMEOUT_S,
 ) -> Found:
-    """Whole files under POD_HOME/out that match `patterns`, newest first, hashed on the pod in one round trip.
+    """Whole files under POD_HOME/out that match `patterns`, newest first, hashed on the pod; see Search."""
+    (found,) = find_all(ssh, pod_home, [Search(patterns, best=best, deep=deep)], timeout_s=timeout_s)
+    return found
 
-    With `best` only the newest one of the first pattern that has any: patterns are in order of preference.
+
+def find_all(ssh: Ssh, pod_home: str, searches: Sequence[Search], *, timeout_s: float = FIND_TIMEOUT_S) -> list[Found]:
+    """Make several searches in one round trip.
+
+    Raises InputError for a pattern that finds nothing under out/, SshError for a pod that does not answer.
     """
+    patterns = [pattern for search in searches for pattern in search.patterns]
     check_patterns(patterns)
-    root = str(PurePosixPath(pod_home) / under)
-    options = {"root": root, "patterns": list(patterns), "best": best, "deep": deep, "settle_s": settle_s}
+    options = [search.as_options(pod_home) for search in searches]
     done = ssh.run_script(FIND_SCRIPT, [json.dumps(options)], timeout_s)
     answer = parse_answer(done.stdout)
     if answer is None:
         raise ssh.error(f"the search for {', '.join(patterns)} gave no answer (exit status {done.rc})", rc=done.rc)
     if "error" in answer:
         raise InputError(f"cannot search for {', '.join(patterns)}: {answer['error']}")
+    return [_found(entry) for entry in answer["found"]]
+
+
+def _found(answer: Mapping[str, Any]) -> Found:
     return Found(
         files=tuple(remote_file(entry) for entry in answer["files"]),
         rejected=tuple(Rejected(entry["path"], entry["why"]) for entry in answer["rejected"]),
+        contents={entry["path"]: base64.b64decode(entry["content"]) for entry in answer["files"] if "content" in entry},
+        left=int(answer["left"]),
     )
 
 
@@ -124,14 +164,16 @@ def bring_home(
     artifacts_dir: Path,
     *,
     on_progress: Callable[[Progress], None],
+    content: bytes | None = None,
     early: bool = False,
 ) -> Fetched:
     """Copy a checkpoint to ``artifacts_dir/weights/``, verified by hash and renamed into place. No-op when it is there.
 
-    Beside it, ``checkpoint.json`` says which remote file it was, so that an early copy can stand in for a lost pod.
+    `content` is what it holds, where that has come with the answer of the search. Beside it, ``checkpoint.json`` says
+    which remote file it was, so that an early copy can stand in for a lost pod.
     """
     target = weights_target(remote, artifacts_dir)
-    fetched = fetch_once(ssh, remote, target, on_progress=on_progress)
+    fetched = fetch_once(ssh, remote, target, on_progress=on_progress, content=content)
     record = {
         "path": str(target.relative_to(artifacts_dir)),
         "bytes": fetched.bytes,
@@ -190,18 +232,6 @@ def salvage(
         return None
 
 
-def bring_log(
-    ssh: Ssh, pod_home: str, artifacts_dir: Path, *, on_progress: Callable[[Progress], None]
-) -> tuple[Fetched, bool] | None:
-    """The whole train.log, and whether the copy here was not whole already; None when the pod has none."""
-    found = find_files(ssh, pod_home, [LOG_NAME], under=".", settle_s=0)
-    if not found.files:
-        return None
-    target = artifacts_dir / LOG_NAME
-    here = already_here(target, found.files[0])
-    return here or fetch_once(ssh, found.files[0], target, on_progress=on_progress), here is None
-
-
 @dataclass(frozen=True, slots=True)
 class Extras:
     """What came home beside the checkpoint. A file that could not be fetched is a problem, never the end of the run."""
@@ -211,20 +241,34 @@ class Extras:
     problems: tuple[str, ...]
 
 
+def log_search() -> Search:
+    """Looks for the whole train.log; the trainer has ended, so nothing needs to keep still."""
+    return Search([LOG_NAME], under=".", settle_s=0, inline=True)
+
+
+def bring_log(
+    ssh: Ssh, found: Found, artifacts_dir: Path, *, on_progress: Callable[[Progress], None]
+) -> tuple[Fetched, bool] | None:
+    """What `log_search` has found, and whether the copy here was not whole already; None when the pod has none."""
+    if not found.files:
+        return None
+    (remote,) = found.files
+    target = artifacts_dir / LOG_NAME
+    here = already_here(target, remote)
+    content = found.contents.get(remote.path)
+    return here or fetch_once(ssh, remote, target, on_progress=on_progress, content=content), here is None
+
+
 def bring_extras(
     ssh: Ssh,
-    pod_home: str,
-    patterns: Sequence[str],
+    found: Found,
     artifacts_dir: Path,
     *,
     skip: frozenset[str] = frozenset(),
     should_stop: Callable[[], None],
     on_progress: Callable[[Progress], None],
 ) -> Extras:
-    """Copy everything that matches `patterns` to ``artifacts_dir/extra/<path under out>``, one by one."""
-    if not patterns:
-        return Extras((), False, ())
-    found = find_files(ssh, pod_home, patterns)
+    """Copy what was found to ``artifacts_dir/extra/<path under out>``, one by one."""
     files: list[Fetched] = []
     problems = [f"{entry.path}: {entry.why}" for entry in found.rejected]
     changed = False
@@ -233,9 +277,10 @@ def bring_extras(
         if remote.path in skip:
             continue
         target = artifacts_dir / EXTRA_DIR / safe_relative(remote.relative)
+        content = found.contents.get(remote.path)
         try:
             here = already_here(target, remote)
-            files.append(here or fetch_once(ssh, remote, target, on_progress=on_progress))
+            files.append(here or fetch_once(ssh, remote, target, on_progress=on_progress, content=content))
             changed = changed or here is None
         except PennypodError as exc:
             if exc.code in ("fenced", "ssh"):
@@ -244,10 +289,20 @@ def bring_extras(
     return Extras(tuple(files), changed, tuple(problems))
 
 
-def fetch_once(ssh: Ssh, remote: RemoteFile, target: Path, *, on_progress: Callable[[Progress], None]) -> Fetched:
+def fetch_once(
+    ssh: Ssh,
+    remote: RemoteFile,
+    target: Path,
+    *,
+    on_progress: Callable[[Progress], None],
+    content: bytes | None = None,
+) -> Fetched:
     here = already_here(target, remote)
     if here is not None:
         return here
+    if content is not None and hashlib.sha256(content).hexdigest() == remote.sha256:
+        ssh.traffic.fetched += len(content)
+        return keep(content, target)
     target.parent.mkdir(parents=True, exist_ok=True)
     expected = remote.sha256 or None
     return fetch(ssh, remote.path, target, size=remote.bytes, expected_sha256=expected, on_progress=on_progress)

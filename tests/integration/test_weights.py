@@ -7,6 +7,7 @@ import json
 import os
 import struct
 import threading
+import time
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,13 +20,17 @@ from pennypod.ssh import Ssh
 from pennypod.transfer import Fetched, Progress
 from pennypod.weights import (
     FIND_SCRIPT,
+    INLINE_BYTES,
     RemoteFile,
+    Search,
     bring_extras,
     bring_home,
     bring_log,
     brought_home,
+    find_all,
     find_best,
     find_files,
+    log_search,
     no_weights,
     parse_answer,
     safe_relative,
@@ -218,23 +223,26 @@ def test_checkpoint_that_changed_since_it_was_found_is_refused(pod: Pod) -> None
     assert not (pod.artifacts / "weights" / "best.pt").exists()
 
 
-def test_log_and_extras_come_home_and_one_bad_file_is_no_end(pod: Pod) -> None:
+@pytest.mark.parametrize("with_the_answer", [True, False])
+def test_log_and_extras_come_home_and_one_bad_file_is_no_end(pod: Pod, with_the_answer: bool) -> None:
     (pod.home / "train.log").write_text("epoch 1/1\n")
     pod.put("runs/a/results.csv", lambda path: path.write_text("epoch,loss\n"))
     pod.put("runs/b/results.csv", lambda path: path.write_text(""))
     pod.put("best.pt")
     on_progress: Callable[[Progress], None] = lambda _progress: None  # noqa: E731
-    log = bring_log(pod.ssh, str(pod.home), pod.artifacts, on_progress=on_progress)
+    patterns = ["**/results.csv", "**/*.pt"]
+    found_log, found = find_all(pod.ssh, str(pod.home), [log_search(), Search(patterns, inline=with_the_answer)])
+    assert bool(found.contents) == with_the_answer
+    log = bring_log(pod.ssh, found_log, pod.artifacts, on_progress=on_progress)
     assert log is not None
     assert (log[0].path.read_text(), log[1]) == ("epoch 1/1\n", True)
-    again = bring_log(pod.ssh, str(pod.home), pod.artifacts, on_progress=on_progress)
+    again = bring_log(pod.ssh, found_log, pod.artifacts, on_progress=on_progress)
     assert again == (log[0], False)
 
     def extras() -> tuple[list[str], bool, tuple[str, ...]]:
         got = bring_extras(
             pod.ssh,
-            str(pod.home),
-            ["**/results.csv", "**/*.pt"],
+            found,
             pod.artifacts,
             skip=frozenset([str(pod.home / "out" / "best.pt")]),
             should_stop=lambda: None,
@@ -245,6 +253,45 @@ def test_log_and_extras_come_home_and_one_bad_file_is_no_end(pod: Pod) -> None:
     problem = f"{pod.home}/out/runs/b/results.csv: empty"
     assert extras() == (["extra/runs/a/results.csv"], True, (problem,))
     assert extras() == (["extra/runs/a/results.csv"], False, (problem,))
+    assert (pod.artifacts / "extra/runs/a/results.csv").read_text() == "epoch,loss\n"
+
+
+def test_small_files_come_with_the_answer_and_large_ones_are_only_counted(pod: Pod) -> None:
+    small = pod.put("small.csv", lambda path: path.write_bytes(os.urandom(1000)))
+    pod.put("large.csv", lambda path: path.write_bytes(bytes(INLINE_BYTES + 1)))
+    (found,) = find_all(pod.ssh, str(pod.home), [Search(["*.csv"], small=True)])
+    assert ([file.relative for file in found.files], found.left) == (["small.csv"], 1)
+    assert found.contents == {str(small): small.read_bytes()}
+    (found,) = find_all(pod.ssh, str(pod.home), [Search(["*.csv"], inline=True)])
+    assert (len(found.files), list(found.contents), found.left) == (2, [str(small)], 0)
+
+
+def test_an_answer_holds_a_megabyte_of_files_at_most(pod: Pod) -> None:
+    for number in range(6):
+        pod.put(f"{number}.csv", lambda path: path.write_bytes(os.urandom(INLINE_BYTES)))
+    (found,) = find_all(pod.ssh, str(pod.home), [Search(["*.csv"], small=True)])
+    assert (len(found.files), len(found.contents), found.left) == (4, 4, 2)
+
+
+def test_content_that_is_not_what_its_hash_says_is_fetched_instead(pod: Pod) -> None:
+    path = pod.put("best.pt")
+    remote = find_best(pod.ssh, str(pod.home), ["best.pt"])
+    assert remote is not None
+    fetched = bring_home(pod.ssh, remote, pod.artifacts, on_progress=lambda _: None, content=b"something else")
+    assert fetched.path.read_bytes() == path.read_bytes()
+
+
+def test_files_that_nobody_has_touched_are_not_waited_for(pod: Pod) -> None:
+    pod.put("best.pt")
+    search = Search(["best.pt"], settle_s=2.0)
+    assert timed(lambda: find_all(pod.ssh, str(pod.home), [search])) > 2.0
+    assert timed(lambda: find_all(pod.ssh, str(pod.home), [search])) < 2.0, "it has kept still for that long by now"
+
+
+def timed(work: Callable[[], object]) -> float:
+    started = time.monotonic()
+    work()
+    return time.monotonic() - started
 
 
 def test_no_weights_says_why(pod: Pod) -> None:

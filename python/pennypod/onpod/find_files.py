@@ -3,17 +3,22 @@
 
     find_files.py '{"root": "/root/pennypod/out", "patterns": ["**/best.pt"], "best": true}'
 
-Prints one line, ``@pennypod {"files": [...], "rejected": [...]}``, files newest first. Options:
+Prints one line, ``@pennypod {"files": [...], "rejected": [...], "left": 0}``, files newest first; for a list of
+searches ``@pennypod {"found": [...]}`` with such an answer for each. The options of a search:
 
 best     only the newest valid match of the first pattern that has one, else every match of every pattern
 hash     add each file's sha256 (default true)
-settle_s how long size and time must stand still (default 0.3)
+settle_s how long size and time must stand still (default 0.3); all searches wait once, for the longest, and for none
+         when nothing was touched for that long
 known    [path, bytes, mtime_ns] of a file whose hash the caller has: it is not read again
 deep     also check the CRC of every member of a zip container (default false)
+inline   files of at most so many bytes come with the answer, in "content", as base64 (default 0: none)
+small    files above that size are not looked at, but counted in "left" (default false)
 """
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import os
@@ -26,6 +31,7 @@ from typing import Any, BinaryIO
 
 MARK = "@pennypod "
 HALF_WRITTEN = (".part", ".partial", ".tmp", ".temp", ".incomplete", ".crdownload", ".swp", "~")
+MAX_INLINE = 1 << 20  # all contents of one answer together
 MAX_REJECTED = 20  # they are for a message; the answer must fit into a pipe that nobody reads yet
 ZIPS = (".pt", ".pth", ".ckpt", ".bin", ".npz", ".keras", ".zip")
 PICKLES = (".pt", ".pth", ".ckpt", ".bin")
@@ -157,6 +163,8 @@ def sha256(path: str) -> str:
 
 
 class Finder:
+    """One search, in two steps: what is there, and after a pause, what of it has kept still."""
+
     def __init__(self, options: dict[str, Any]) -> None:
         self.root: str = options["root"]
         self.patterns: list[str] = options["patterns"]
@@ -165,49 +173,66 @@ class Finder:
         self.settle_s = float(options.get("settle_s", 0.3))
         self.known = tuple(options.get("known") or ())
         self.deep = bool(options.get("deep", False))
+        self.inline = int(options.get("inline", 0))
+        self.small = bool(options.get("small", False))
+        self.left = 0
         self.rejected: list[dict[str, str]] = []
-        self.seen: set[str] = set()
+        self.seen: list[dict[str, tuple[int, int, int] | None]] = []
 
-    def find(self) -> list[dict[str, Any]]:
-        files: list[dict[str, Any]] = []
+    def start(self) -> float:
+        """Note what is there; how many seconds it should keep still."""
+        before: set[str] = set()
         for pattern in self.patterns:
-            files += self.of_pattern(pattern)
-            if self.best and files:
-                break
+            fresh = {path: signature(path) for path in matches(self.root, pattern) if path not in before}
+            before.update(fresh)
+            self.seen.append(fresh)
+        return self.settle_s if any(not self.at_rest(path) for path in before) else 0.0
+
+    def at_rest(self, path: str) -> bool:
+        """Whether nothing has happened to a file for as long as it should keep still."""
+        try:
+            return time.time() - os.stat(path).st_ctime > self.settle_s
+        except OSError:
+            return True  # it is gone, and nothing to wait for
+
+    def find(self, room: int) -> list[dict[str, Any]]:
+        """The files that are whole; `room` is how many bytes of content the answer still has room for."""
+        files: list[dict[str, Any]] = []
+        for first in self.seen:
+            for path in sorted(first, key=lambda path: (first[path] or (0, 0, 0))[1], reverse=True):
+                file = self.look(path, first[path], room)
+                if file:
+                    room -= file["bytes"] if "content" in file else 0
+                    files.append(file)
+                    if self.best:
+                        return files
         return sorted(files, key=lambda file: (-int(file["mtime_ns"]), str(file["path"])))
 
-    def of_pattern(self, pattern: str) -> list[dict[str, Any]]:
-        first = {path: signature(path) for path in matches(self.root, pattern) if path not in self.seen}
-        self.seen.update(first)
-        if first and self.settle_s:
-            time.sleep(self.settle_s)
-        files = []
-        for path in sorted(first, key=lambda path: (first[path] or (0, 0, 0))[1], reverse=True):
-            file = self.look(path, first[path])
-            if file:
-                files.append(file)
-                if self.best:
-                    break
-        return files
-
-    def look(self, path: str, before: tuple[int, int, int] | None) -> dict[str, Any] | None:
+    def look(self, path: str, before: tuple[int, int, int] | None, room: int) -> dict[str, Any] | None:
         if path.endswith(HALF_WRITTEN):
             return self.refuse(path, "half-written by its name")
+        size = before[0] if before else 0
+        inline = 0 < size <= min(self.inline, room)
+        if self.small and size and not inline:
+            self.left += 1
+            return None
         why = why_broken(path, self.deep)
         if why:
             return self.refuse(path, why)
         if before is None or signature(path) != before:
             return self.refuse(path, "still being written")
-        size, mtime_ns, _ = before
+        mtime_ns = before[1]
+        content = b""
         digest = ""
         if self.hash and (path, size, mtime_ns) != self.known:
             try:
-                digest = sha256(path)
+                content = read(path, size) if inline else b""
+                digest = hashlib.sha256(content).hexdigest() if inline else sha256(path)
             except OSError as exc:
                 return self.refuse(path, str(exc))
             if signature(path) != before:
                 return self.refuse(path, "changed while it was read")
-        return {
+        file = {
             "path": path,
             "relative": os.path.relpath(path, self.root),
             "bytes": size,
@@ -215,17 +240,36 @@ class Finder:
             "mtime_ns": mtime_ns,
             "sha256": digest,
         }
+        return dict(file, content=base64.b64encode(content).decode("ascii")) if content else file
 
     def refuse(self, path: str, why: str) -> dict[str, Any] | None:
         self.rejected.append({"path": path, "why": why})
         return None
 
 
+def read(path: str, size: int) -> bytes:
+    with open(path, "rb") as file:
+        return file.read(size)
+
+
+def search(searches: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    finders = [Finder(options) for options in searches]
+    pause = max([finder.start() for finder in finders], default=0.0)
+    if pause:
+        time.sleep(pause)
+    answers = []
+    room = MAX_INLINE
+    for finder in finders:
+        files = finder.find(room)
+        room -= sum(file["bytes"] for file in files if "content" in file)
+        answers.append({"files": files, "rejected": finder.rejected[:MAX_REJECTED], "left": finder.left})
+    return answers
+
+
 def main(argv: list[str]) -> int:
     try:
-        finder = Finder(json.loads(argv[1]))
-        answer: dict[str, Any] = {"files": finder.find()}
-        answer["rejected"] = finder.rejected[:MAX_REJECTED]
+        asked = json.loads(argv[1])
+        answer: dict[str, Any] = {"found": search(asked)} if isinstance(asked, list) else search([asked])[0]
     except (ValueError, KeyError, IndexError) as exc:
         answer = {"error": str(exc)}
     print(MARK + json.dumps(answer), flush=True)

@@ -1,6 +1,6 @@
 """Trees to the pod, files back home, both verified by hash and resumed after a broken line. Floor 1: knows `ssh`."""
 
-from pennypod.transfer.fetch import BUSY, Fetched, fetch, fetch_tree
+from pennypod.transfer.fetch import BUSY, Fetched, fetch, fetch_tree, keep
 from pennypod.transfer.plan import DEFAULT_EXCLUDES, UploadPlan, plan_upload
 from pennypod.transfer.pull import Pulled, PullFile, PullPack, pull
 from pennypod.transfer.session import Progress
@@ -19,6 +19,7 @@ __all__ = [
     "UploadResult",
     "fetch",
     "fetch_tree",
+    "keep",
     "plan_upload",
     "preview",
     "pull",

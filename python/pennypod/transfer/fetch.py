@@ -130,20 +130,44 @@ def _fetch(
     *,
     whole: bool = True,
 ) -> Fetched:
-    part = local_path.with_name(local_path.name + ".part")
+    with _put_in_place(local_path) as file:
+        part = _part_of(local_path)
+        one = _One(ssh, remote_path, size, part, file, meter, clock, stall_s, whole=whole)
+        size, sha256 = one.run()
+        if expected is not None and sha256 != expected:
+            file.truncate(0)
+            raise SourceChangedError(
+                f"{one.name} on the pod is not the file that was asked for: its sha256 is {sha256}",
+                path=one.name,
+                sha256=sha256,
+                expected_sha256=expected,
+            )
+    return Fetched(local_path, size, sha256)
+
+
+def keep(data: bytes, local_path: Path) -> Fetched:
+    """Put a file whose bytes have come with an answer in place, as `fetch` does it.
+
+    Raises DiskFullError and TransferError.
+    """
+    with _put_in_place(local_path) as file:
+        file.truncate(0)
+        _write(file, data)
+    return Fetched(local_path, len(data), hashlib.sha256(data).hexdigest())
+
+
+def _part_of(local_path: Path) -> Path:
+    return local_path.with_name(local_path.name + ".part")
+
+
+@contextlib.contextmanager
+def _put_in_place(local_path: Path) -> Iterator[BinaryIO]:
+    """The .part file, to be made whole; what is in it then becomes `local_path` in one step."""
+    part = _part_of(local_path)
     try:
         local_path.parent.mkdir(parents=True, exist_ok=True)
         with _locked(part, local_path) as file:
-            one = _One(ssh, remote_path, size, part, file, meter, clock, stall_s, whole=whole)
-            size, sha256 = one.run()
-            if expected is not None and sha256 != expected:
-                file.truncate(0)
-                raise SourceChangedError(
-                    f"{one.name} on the pod is not the file that was asked for: its sha256 is {sha256}",
-                    path=one.name,
-                    sha256=sha256,
-                    expected_sha256=expected,
-                )
+            yield file
             os.fsync(file.fileno())
             part.replace(local_path)
         _sync_directory(local_path.parent)
@@ -151,7 +175,6 @@ def _fetch(
         if exc.errno in (errno.ENOSPC, errno.EDQUOT):
             raise _no_room(local_path, needed=None) from exc
         raise TransferError(f"cannot write {local_path}: {exc.strerror}", path=str(local_path)) from exc
-    return Fetched(local_path, size, sha256)
 
 
 @contextlib.contextmanager
@@ -274,9 +297,14 @@ class _One:
         return digest
 
     def append(self, data: bytes) -> None:
-        rest = memoryview(data)
-        while rest:
-            rest = rest[self.file.write(rest) :]
+        _write(self.file, data)
+
+
+def _write(file: BinaryIO, data: bytes) -> None:
+    """All of it: an unbuffered file may take less at a time."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[file.write(rest) :]
 
 
 def _no_room(path: Path, needed: int | None) -> DiskFullError:
