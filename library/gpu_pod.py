@@ -104,6 +104,12 @@ options:
     description: Seconds that single parts of the acceptance check may take, by name.
     type: dict
     default: {}
+  beside:
+    description:
+      - A shell command that runs on the pod beside the acceptance check, which takes a second or more of a pod that
+        bills. It is for what has to be asked anyway, and must not change anything; RV(beside) has what it said.
+    type: str
+    default: ""
   pod_home:
     description: Our folder on the pod, in which C(state=resumed) looks for the training.
     type: str
@@ -185,6 +191,7 @@ pod:
     user: root
     key_file: /home/me/.local/state/pennypod/runs/demo-1201-k3f7q/id_ed25519
     known_hosts: /home/me/.local/state/pennypod/runs/demo-1201-k3f7q/known_hosts
+    control_path: /run/user/1000/pennypod/5d1c6e9a0b7f4821
     python: /usr/bin/python3
 training:
   description:
@@ -195,6 +202,10 @@ training:
   sample: running
 gate:
   description: The report of the acceptance check.
+  returned: when a pod was rented
+  type: dict
+beside:
+  description: C(rc), C(stdout) and C(stderr) of the command I(beside); empty when it has not answered in time.
   returned: when a pod was rented
   type: dict
 attempts:
@@ -280,6 +291,7 @@ ARGUMENT_SPEC: dict[str, Any] = {
     "min_free_disk_gb": {"type": "float", "default": 0},
     "allow_no_torch": {"type": "bool", "default": False},
     "gate_time_limits": {"type": "dict", "default": {}},
+    "beside": {"type": "str", "default": ""},
     "pod_home": {"type": "str", "default": "/root/pennypod"},
     "login_s": {"type": "float", "default": 300},
     "restart": {"type": "bool", "default": True},
@@ -369,7 +381,7 @@ def _present(
         ledger.record_image(tenancy.attempt.id, tenancy.image, digest)
     pod = _pod(settings, tenancy)
     result = _result(ledger, run, changed=tenancy.created, before={} if tenancy.created else pod, after=pod, pod=pod)
-    return {**result, "gate": tenancy.gate}
+    return {**result, "gate": tenancy.gate, "beside": _beside(login)}
 
 
 def _logins(images: list[Any]) -> dict[str, RegistryLogin]:
@@ -465,7 +477,16 @@ def _gate(options: dict[str, Any], machines: list[tuple[str, str, int]]) -> Gate
         min_memory_gb=options["min_memory_gb"],
         allow_no_torch=options["allow_no_torch"],
         time_limits={str(name): float(seconds) for name, seconds in options["gate_time_limits"].items()},
+        beside=options["beside"],
     )
+
+
+def _beside(login: PodLogin) -> dict[str, Any]:
+    said = login.beside
+    if said is None:
+        return {}
+    stdout, stderr = (output.decode("utf-8", "replace") for output in (said.stdout, said.stderr))
+    return {"rc": said.rc, "stdout": stdout, "stderr": stderr}
 
 
 def _absent(
@@ -504,6 +525,7 @@ def _pod(settings: Settings, tenancy: Tenancy) -> dict[str, Any]:
         "user": tenancy.address.user,
         "key_file": str(run_dir / "id_ed25519"),
         "known_hosts": str(run_dir / "known_hosts"),
+        "control_path": str(run_target(settings, tenancy.attempt.run, tenancy.address).control_path),
         "python": tenancy.gate.get("executable") or "auto_silent",
     }
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from queue import Empty, Queue
+from threading import Thread
 from typing import Any
 
 from pennypod import fuse
@@ -15,6 +18,7 @@ from pennypod.model.pod import SshAddress
 from pennypod.rental import ACCEPT_NEW, ATTESTED
 from pennypod.settings import Settings
 from pennypod.ssh import (
+    Completed,
     Ssh,
     SshTarget,
     control_path,
@@ -29,13 +33,15 @@ _CHECK_LIMIT_S = 300.0
 _FIRST_TRY_S = 20.0  # on one way in, before the next is tried and the pod is looked at again
 _LONGEST_TRY_S = 60.0
 _ASK_AGAIN_S = 2.0
+_BESIDE_S = 10.0  # longer than the check itself has taken
 
 
 @dataclass(frozen=True, slots=True)
 class GateOptions:
     """What the acceptance check asks of a pod. `device` is "cuda", "cpu" or "auto"; sizes in GB.
 
-    `time_limits` gives single checks of gpu_check.py other limits, in seconds: {"torch": 300}.
+    `time_limits` gives single checks of gpu_check.py other limits, in seconds: {"torch": 300}. `beside` is a command
+    that runs on the pod at the same time: what somebody else would have to ask anyway costs no time of its own then.
     """
 
     device: str = "auto"
@@ -44,6 +50,7 @@ class GateOptions:
     min_memory_gb: float = 0.0
     allow_no_torch: bool = False
     time_limits: Mapping[str, float] = field(default_factory=dict)
+    beside: str = ""
 
 
 def run_key(settings: Settings, run: str) -> tuple[Path, str]:
@@ -76,6 +83,8 @@ class PodLogin:
         self._gate = gate
         self._clock = clock
         self._on_wait = on_wait
+        self.beside: Completed | None = None
+        """What the command beside the last check has said; None when there was none, or it took too long."""
 
     def log_in(
         self, addresses: Callable[[], Sequence[SshAddress]], host_keys: Sequence[str], limit_s: float
@@ -138,6 +147,10 @@ class PodLogin:
     def check(self, address: SshAddress) -> dict[str, Any]:
         """The acceptance report. Raises GateError with the reason when the pod fails, or gives no verdict in time."""
         ssh = Ssh(run_target(self._settings, self._run, address))
+        answers: Queue[Completed | None] = Queue(1)
+        self.beside = None
+        if self._gate.beside:  # a daemon: a pod that has failed is not kept waiting for it
+            Thread(target=lambda: answers.put(_said(ssh, self._gate.beside)), name="beside", daemon=True).start()
         done = ssh.run_script(_CHECK_SCRIPT, self._arguments(), _CHECK_LIMIT_S)
         try:
             report: dict[str, Any] = json.loads(done.stdout)
@@ -148,6 +161,9 @@ class PodLogin:
             raise GateError(f"the acceptance check failed: {report.get('reason') or 'no reason given'}", report=report)
         report["summary"] = f"matmul checked on {report['device']}"
         report["fuse"] = self._fuse(ssh)
+        if self._gate.beside:
+            with contextlib.suppress(Empty):
+                self.beside = answers.get(timeout=_BESIDE_S)
         return report
 
     def _fuse(self, ssh: Ssh) -> dict[str, Any]:
@@ -165,3 +181,10 @@ class PodLogin:
         if self._gate.allow_no_torch:
             arguments.append("--allow-no-torch")
         return arguments
+
+
+def _said(ssh: Ssh, command: str) -> Completed | None:
+    try:
+        return ssh.run(command, timeout_s=_CHECK_LIMIT_S)
+    except SshError:
+        return None

@@ -302,7 +302,7 @@ def wait_for_ssh(ssh: Ssh, *, deadline_s: float, clock: Clock, on_wait: Callable
     """
     end = clock.now() + deadline_s
     probe = ssh.fresh()
-    pause = 0.2
+    pause = 0.1
     while True:
         try:
             probe.run_checked("true", timeout_s=20)
