@@ -44,16 +44,21 @@ def load_module(name: str) -> ModuleType:
 class ForkedModule(ActionBase):  # type: ignore[misc] # Ansible tells no types
     """A task of the module that its subclass names; anywhere but on this machine, as Ansible runs any module."""
 
+    _supports_async = True
     module: ModuleType
 
     def run(self, tmp: None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+        task_vars = task_vars or {}
         result: dict[str, Any] = super().run(tmp, task_vars)
-        here = self._is_here(task_vars or {})
-        done = self._run_here(task_vars or {}) if here else self._execute_module(task_vars=task_vars)
-        return dict(merge_hash(result, done))
+        if self._is_here(task_vars):
+            return dict(merge_hash(result, self._run_here(task_vars)))
+        later = bool(self._task.async_val) and not self._connection.has_native_async
+        return dict(merge_hash(result, self._execute_module(task_vars=task_vars, wrap_async=later)))
 
     def _is_here(self, task_vars: Mapping[str, Any]) -> bool:
         """Whether the task asks for this machine, this Python, this user and this environment."""
+        if sys.platform != "linux":  # elsewhere a fork may crash in the system's own libraries
+            return False
         plain = not (self._task.async_val or any(self._task.environment or []) or self._play_context.become)
         asked = task_vars.get("ansible_delegated_vars", {}).get(self._task.delegate_to, task_vars)
         python = self._templar.template(asked.get("ansible_python_interpreter"))
