@@ -216,6 +216,19 @@ def test_candidates_are_the_known_places_then_the_path(tmp_path: Path) -> None:
     assert probe.candidates("/my/python", search) == ["/my/python"]
 
 
+def test_the_same_interpreter_is_looked_into_once_and_a_virtual_environment_is_another(tmp_path: Path) -> None:
+    for folder in ("usr/bin", "venv/bin"):
+        (tmp_path / folder).mkdir(parents=True)
+    python = tmp_path / "usr/bin/python3"
+    python.write_text("")
+    python.chmod(0o755)
+    (tmp_path / "usr/bin/python").symlink_to("python3")
+    (tmp_path / "bin").symlink_to("usr/bin")
+    (tmp_path / "venv/bin/python3").symlink_to(python)
+    search = [str(tmp_path / folder) for folder in ("usr/bin", "bin", "venv/bin")]
+    assert probe.candidates("auto", search, []) == [str(python), str(tmp_path / "venv/bin/python3")]
+
+
 def test_the_python_with_torch_is_chosen() -> None:
     plain: dict[str, Any] = {"version": [3, 11, 2], "has_torch": False}
     torch: dict[str, Any] = {"version": [3, 10, 1], "has_torch": True}

@@ -264,14 +264,20 @@ def image_path(environ_file: str = "/proc/1/environ") -> list[str]:
 
 
 def candidates(asked: str, search: Iterable[str], known: Iterable[str] = PYTHONS) -> list[str]:
-    """Interpreters to look into, best first, each path once."""
+    """Interpreters to look into, best first, each once: /bin is often /usr/bin, and python the same file as python3.
+
+    The same file in another folder is another interpreter: in a virtual environment it is a link to the system's.
+    """
     if asked != "auto":
         return [asked]
     names = [
         os.path.join(folder, name) for folder in search for name in ("python3", "python") if folder.startswith("/")
     ]
     found = [path for path in [*known, *names] if os.access(path, os.X_OK) and not os.path.isdir(path)]
-    return list(dict.fromkeys(found))
+    by_place: dict[tuple[str, str], str] = {}
+    for path in found:
+        by_place.setdefault((os.path.realpath(os.path.dirname(path)), os.path.realpath(path)), path)
+    return list(by_place.values())
 
 
 def choose_python(asked: str, inspected: list[tuple[str, dict[str, Any]]]) -> tuple[str, dict[str, Any]] | None:
