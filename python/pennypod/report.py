@@ -115,7 +115,8 @@ def weights_at_end(ledger: Ledger, record: RunRecord) -> dict[str, Any] | None:
     weights = [item for item in ledger.artifacts(record.run) if item.kind == "weights"]
     if weights:
         return WeightsAtEnd(WeightsState.HOME, "home and verified", path=weights[0].path).as_document()
-    if not any(stage.stage == "training" for stage in ledger.stages(record.run)):
+    usable = any(attempt.ready is not None for attempt in ledger.attempts(record.run))
+    if not usable or not any(stage.stage == "training" for stage in ledger.stages(record.run)):
         return WeightsAtEnd(WeightsState.NONE, "no training was started").as_document()
     return WeightsAtEnd(WeightsState.LOST, "the pod went before anybody could look for a checkpoint").as_document()
 
