@@ -114,6 +114,7 @@ def test_a_plan_rents_nothing(workspace: Workspace) -> None:
     document = workspace.document()
     assert (document["attempts"], document["outcome"]) == ([], "cancelled")
     assert "worst case $" in done.stdout
+    assert "lost" not in done.stdout, "where there was no pod no checkpoint was lost"
 
 
 @pytest.mark.parametrize(
@@ -126,10 +127,12 @@ def test_a_plan_rents_nothing(workspace: Workspace) -> None:
         ({"job": "nonesuch"}, "known jobs are"),
         ({"plan_only": "yess"}, "yess"),
         ({"max_cost_usd": "abc"}, "max_cost_usd"),
+        ({"training_stall_minutes": "abc"}, "training_stall_minutes must be a number"),
+        ({"bootstrap_numpy": "new"}, "bootstrap_numpy must be one of: auto"),
         ({"job": "No-Such"}, "lower-case"),
         ({"job": ""}, "job=NAME"),
     ],
-    ids=["cost", "day", "price", "dataset", "job", "plan-only", "cost-word", "job-name", "no-job"],
+    ids=["cost", "day", "price", "dataset", "job", "plan-only", "cost-word", "stall", "numpy", "job-name", "no-job"],
 )
 def test_wrong_input_is_one_line_and_rents_nothing(workspace: Workspace, extra: dict[str, str], said: str) -> None:
     done = workspace.play(**({"job": "tiny"} | extra))
