@@ -106,10 +106,11 @@ options:
     default: {}
   beside:
     description:
-      - A shell command that runs on the pod beside the acceptance check, which takes a second or more of a pod that
-        bills. It is for what has to be asked anyway, and must not change anything; RV(beside) has what it said.
-    type: str
-    default: ""
+      - A standalone Python script on this machine, C(script), that runs on the pod with C(args) beside the acceptance
+        check, which takes a second or more of a pod that bills. It is for what has to be asked anyway, and must not
+        change anything; RV(beside) has what it said.
+    type: dict
+    default: {}
   pod_home:
     description: Our folder on the pod, in which C(state=resumed) looks for the training.
     type: str
@@ -205,7 +206,7 @@ gate:
   returned: when a pod was rented
   type: dict
 beside:
-  description: C(rc), C(stdout) and C(stderr) of the command I(beside); empty when it has not answered in time.
+  description: C(rc), C(stdout) and C(stderr) of the script I(beside); empty when it has not answered in time.
   returned: when a pod was rented
   type: dict
 attempts:
@@ -243,11 +244,12 @@ failure:
 """
 
 import os
+from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from pennypod import processes
-from pennypod.acceptance import GateOptions, PodLogin, run_key, run_target
+from pennypod.acceptance import GateOptions, PodLogin, Script, run_key, run_target
 from pennypod.ansible import run_module
 from pennypod.clock import SystemClock
 from pennypod.errors import FencedError, InputError, NotReadyError
@@ -291,7 +293,7 @@ ARGUMENT_SPEC: dict[str, Any] = {
     "min_free_disk_gb": {"type": "float", "default": 0},
     "allow_no_torch": {"type": "bool", "default": False},
     "gate_time_limits": {"type": "dict", "default": {}},
-    "beside": {"type": "str", "default": ""},
+    "beside": {"type": "dict", "default": {}},
     "pod_home": {"type": "str", "default": "/root/pennypod"},
     "login_s": {"type": "float", "default": 300},
     "restart": {"type": "bool", "default": True},
@@ -477,8 +479,16 @@ def _gate(options: dict[str, Any], machines: list[tuple[str, str, int]]) -> Gate
         min_memory_gb=options["min_memory_gb"],
         allow_no_torch=options["allow_no_torch"],
         time_limits={str(name): float(seconds) for name, seconds in options["gate_time_limits"].items()},
-        beside=options["beside"],
+        beside=_script(options["beside"]),
     )
+
+
+def _script(asked: dict[str, Any]) -> Script | None:
+    if not asked:
+        return None
+    if set(asked) - {"script", "args"} or not Path(str(asked.get("script", ""))).is_file():
+        raise InputError(f"beside is no script of this machine, like {{script: PATH, args: []}}: {asked}")
+    return Script(Path(asked["script"]), tuple(str(word) for word in asked.get("args") or []))
 
 
 def _beside(login: PodLogin) -> dict[str, Any]:

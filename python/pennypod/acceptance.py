@@ -37,11 +37,19 @@ _BESIDE_S = 10.0  # longer than the check itself has taken
 
 
 @dataclass(frozen=True, slots=True)
+class Script:
+    """A standalone Python script, here, and its arguments."""
+
+    path: Path
+    args: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class GateOptions:
     """What the acceptance check asks of a pod. `device` is "cuda", "cpu" or "auto"; sizes in GB.
 
-    `time_limits` gives single checks of gpu_check.py other limits, in seconds: {"torch": 300}. `beside` is a command
-    that runs on the pod at the same time: what somebody else would have to ask anyway costs no time of its own then.
+    `time_limits` gives single checks of gpu_check.py other limits, in seconds: {"torch": 300}. `beside` is a standalone
+    script that runs on the pod at the same time: what has to be asked anyway costs no time of its own then.
     """
 
     device: str = "auto"
@@ -50,7 +58,7 @@ class GateOptions:
     min_memory_gb: float = 0.0
     allow_no_torch: bool = False
     time_limits: Mapping[str, float] = field(default_factory=dict)
-    beside: str = ""
+    beside: Script | None = None
 
 
 def run_key(settings: Settings, run: str) -> tuple[Path, str]:
@@ -84,7 +92,7 @@ class PodLogin:
         self._clock = clock
         self._on_wait = on_wait
         self.beside: Completed | None = None
-        """What the command beside the last check has said; None when there was none, or it took too long."""
+        """What the script beside the last check has said; None when there was none, or it took too long."""
 
     def log_in(
         self, addresses: Callable[[], Sequence[SshAddress]], host_keys: Sequence[str], limit_s: float
@@ -149,8 +157,9 @@ class PodLogin:
         ssh = Ssh(run_target(self._settings, self._run, address))
         answers: Queue[Completed | None] = Queue(1)
         self.beside = None
-        if self._gate.beside:  # a daemon: a pod that has failed is not kept waiting for it
-            Thread(target=lambda: answers.put(_said(ssh, self._gate.beside)), name="beside", daemon=True).start()
+        script = self._gate.beside
+        if script is not None:  # a daemon: a pod that has failed is not kept waiting for it
+            Thread(target=lambda: answers.put(_said(ssh, script)), name="beside", daemon=True).start()
         done = ssh.run_script(_CHECK_SCRIPT, self._arguments(), _CHECK_LIMIT_S)
         try:
             report: dict[str, Any] = json.loads(done.stdout)
@@ -161,7 +170,7 @@ class PodLogin:
             raise GateError(f"the acceptance check failed: {report.get('reason') or 'no reason given'}", report=report)
         report["summary"] = f"matmul checked on {report['device']}"
         report["fuse"] = self._fuse(ssh)
-        if self._gate.beside:
+        if script is not None:
             with contextlib.suppress(Empty):
                 self.beside = answers.get(timeout=_BESIDE_S)
         return report
@@ -183,8 +192,8 @@ class PodLogin:
         return arguments
 
 
-def _said(ssh: Ssh, command: str) -> Completed | None:
+def _said(ssh: Ssh, script: Script) -> Completed | None:
     try:
-        return ssh.run(command, timeout_s=_CHECK_LIMIT_S)
+        return ssh.run_script(script.path, script.args, _CHECK_LIMIT_S)
     except SshError:
         return None

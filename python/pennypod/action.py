@@ -11,6 +11,8 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import json
+import multiprocessing
+import os
 import sys
 from collections.abc import Mapping
 from functools import partial
@@ -70,6 +72,9 @@ class ForkedModule(ActionBase):  # type: ignore[misc] # Ansible tells no types
         encoder = get_module_encoder(_PROFILE, Direction.CONTROLLER_TO_MODULE)
         words = json.dumps({"ANSIBLE_MODULE_ARGS": arguments}, cls=encoder).encode()
         done = run_in_fork(partial(self._call, words))
+        controller = multiprocessing.parent_process()
+        if controller is not None and os.getppid() != controller.pid:
+            os._exit(1)  # it was killed: nobody reads the result, and a long one would be offered for ever
         if done.rc < 0:
             return {"failed": True, "msg": f"{name} was ended by signal {-done.rc}"}
         return dict(self._parse_returned_data(dataclasses.asdict(done), _PROFILE))

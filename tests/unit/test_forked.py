@@ -11,7 +11,9 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
+from workspace import wait_until
 
 ROOT = Path(__file__).parents[2]
 
@@ -90,6 +92,13 @@ TASKS = {
 }
 
 
+def environment(home: Path) -> dict[str, str]:
+    """What Ansible needs to play with this checkout's modules, in a state folder of its own."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PENNYPOD_", "VAST_", "RUNPOD_"))}
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    return kept | {"PENNYPOD_HOME": str(home), "ANSIBLE_CONFIG": f"{ROOT}/ansible.cfg", "PATH": path}
+
+
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Every task by Ansible's own way (an environment of its own asks for it) and by ours."""
@@ -104,16 +113,9 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
             tasks.append({"name": "keep it", "ansible.builtin.copy": keep})
     play = [{"hosts": "localhost", "gather_facts": False, "vars": {"empty": f"{folder}/empty"}, "tasks": tasks}]
     (folder / "play.yml").write_text(json.dumps(play))
-    environment = {
-        **os.environ,
-        "PENNYPOD_HOME": f"{folder}/home",
-        "ANSIBLE_CONFIG": f"{ROOT}/ansible.cfg",
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-    }
-    environment.pop("PENNYPOD_DATABASE_URL", None)
     done = subprocess.run(
         ["ansible-playbook", "-vvv", "-i", f"{ROOT}/hosts.yml", f"{folder}/play.yml"],
-        env=environment,
+        env=environment(folder / "home"),
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -137,3 +139,27 @@ def test_only_ansibles_own_way_sends_the_module_to_a_python_of_its_own(results: 
 @pytest.mark.parametrize("module", sorted(path.stem for path in (ROOT / "library").glob("*.py")))
 def test_every_module_has_its_action(module: str) -> None:
     assert f'load_module("{module}")' in (ROOT / "action_plugins" / f"{module}.py").read_text()
+
+
+def test_a_worker_whose_ansible_was_killed_ends_with_its_module(tmp_path: Path) -> None:
+    """Nobody reads its result any more, and one that is longer than a pipe would be offered for ever."""
+    engine = tmp_path / "podman"
+    engine.write_text(f"#!/bin/sh\necho >{tmp_path}/asked\nsleep 2\nexit 1\n")
+    engine.chmod(0o755)
+    tasks = [{"name": "a long result", "gpu_pod_info": {"provider": "local", "run": "x" * 200_000}}]
+    (tmp_path / "play.yml").write_text(json.dumps([{"hosts": "localhost", "gather_facts": False, "tasks": tasks}]))
+    with subprocess.Popen(
+        ["ansible-playbook", "-i", f"{ROOT}/hosts.yml", f"{tmp_path}/play.yml"],
+        env=environment(tmp_path / "home") | {"PENNYPOD_ENGINE": str(engine)},
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as ansible:
+        wait_until((tmp_path / "asked").exists, 30, "the module is at work")
+        left = psutil.Process(ansible.pid).children(recursive=True)
+        ansible.kill()
+    assert len(left) >= 3, "the worker, its fork, and what that has started"
+    _, alive = psutil.wait_procs(left, timeout=15)
+    for process in alive:
+        process.kill()
+    assert alive == []
