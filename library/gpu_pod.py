@@ -522,7 +522,7 @@ def _absent(
 
 
 def _pod(settings: Settings, tenancy: Tenancy) -> dict[str, Any]:
-    run_dir = settings.run_dir(tenancy.attempt.run)
+    target = run_target(settings, tenancy.attempt.run, tenancy.address)
     return {
         "provider": tenancy.attempt.provider,
         "pod_id": tenancy.pod.pod_id,
@@ -530,12 +530,12 @@ def _pod(settings: Settings, tenancy: Tenancy) -> dict[str, Any]:
         "machine_id": tenancy.attempt.machine_id,
         "gpu": tenancy.attempt.gpu,
         "price_usd_per_h": tenancy.attempt.price_micros_per_h / 1_000_000,
-        "host": tenancy.address.host,
-        "port": tenancy.address.port,
-        "user": tenancy.address.user,
-        "key_file": str(run_dir / "id_ed25519"),
-        "known_hosts": str(run_dir / "known_hosts"),
-        "control_path": str(run_target(settings, tenancy.attempt.run, tenancy.address).control_path),
+        "host": target.host,
+        "port": target.port,
+        "user": target.user,
+        "key_file": str(target.key_file),
+        "known_hosts": str(target.known_hosts),
+        "control_path": str(target.control_path),
         "python": tenancy.gate.get("executable") or "auto_silent",
     }
 

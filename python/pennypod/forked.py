@@ -44,16 +44,14 @@ def run_in_fork(work: Callable[[], object]) -> Done:
         _be_a_program(work, out_write, err_write)
     os.close(out_write)
     os.close(err_write)
-    waiting = True
     try:
         stdout, stderr = _read_all(out_read, err_read)
         _, status = os.waitpid(pid, 0)
-        waiting = False
-    finally:
-        if waiting:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGTERM)
-            os.waitpid(pid, 0)
+    except BaseException:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+        os.waitpid(pid, 0)
+        raise
     return Done(os.waitstatus_to_exitcode(status), stdout, stderr)
 
 

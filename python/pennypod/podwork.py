@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pennypod import processes
 from pennypod.clock import SystemClock
-from pennypod.errors import FencedError, PennypodError
+from pennypod.errors import FencedError, InputError, PennypodError
 from pennypod.guard import ensure_guard, guard_is_alive
 from pennypod.ledger import ArtifactRecord, AttemptState, Ledger, open_ledger
 from pennypod.model import netdev
@@ -183,20 +183,22 @@ def artifact(fetched: Fetched, kind: str) -> dict[str, Any]:
 
 
 def note_artifacts(settings: Settings, run: str, artifacts: Sequence[Mapping[str, Any]]) -> None:
-    """Write in the ledger what is home, as `artifact` tells it. Raises LedgerError; the files are home all the same."""
+    """Write in the ledger what is home, as `artifact` tells it. Raises LedgerError; the files are home all the same.
+
+    Raises InputError for a file that is not in the run's artifacts folder.
+    """
     with contextlib.closing(open_ledger(settings)) as ledger:
         folder = Path(ledger.run(run).artifacts_dir)
-        ledger.record_artifacts(
-            [
-                ArtifactRecord(run, _below(folder, Path(a["path"])), a["bytes"], a["sha256"], a["kind"])
-                for a in artifacts
-            ]
-        )
+        ledger.record_artifacts([_record(run, folder, item) for item in artifacts])
 
 
-def _below(folder: Path, path: Path) -> str:
-    """A path as the ledger has it: the results may move, with all that is in their folder."""
-    return str(path.relative_to(folder)) if path.is_relative_to(folder) else str(path)
+def _record(run: str, folder: Path, item: Mapping[str, Any]) -> ArtifactRecord:
+    path = Path(item["path"])
+    try:
+        relative = path.relative_to(folder) if path.is_absolute() else path
+    except ValueError as exc:
+        raise InputError(f"not an artifact of {run}: {exc}") from exc
+    return ArtifactRecord(run, str(relative), item["bytes"], item["sha256"], item["kind"])
 
 
 @contextlib.contextmanager

@@ -302,7 +302,8 @@ def fetch_once(
         return here
     if content is not None and hashlib.sha256(content).hexdigest() == remote.sha256:
         ssh.traffic.fetched += len(content)
-        return keep(content, target)
+        keep(content, target)
+        return Fetched(target, remote.bytes, remote.sha256)
     target.parent.mkdir(parents=True, exist_ok=True)
     expected = remote.sha256 or None
     return fetch(ssh, remote.path, target, size=remote.bytes, expected_sha256=expected, on_progress=on_progress)

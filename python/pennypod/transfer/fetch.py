@@ -145,7 +145,7 @@ def _fetch(
     return Fetched(local_path, size, sha256)
 
 
-def keep(data: bytes, local_path: Path) -> Fetched:
+def keep(data: bytes, local_path: Path) -> None:
     """Put a file whose bytes have come with an answer in place, as `fetch` does it.
 
     Raises DiskFullError and TransferError.
@@ -153,7 +153,6 @@ def keep(data: bytes, local_path: Path) -> Fetched:
     with _put_in_place(local_path) as file:
         file.truncate(0)
         _write(file, data)
-    return Fetched(local_path, len(data), hashlib.sha256(data).hexdigest())
 
 
 def _part_of(local_path: Path) -> Path:
