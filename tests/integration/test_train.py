@@ -145,6 +145,17 @@ def test_wrong_input_is_one_line_and_rents_nothing(workspace: Workspace, extra: 
         assert said in (run.reason or "")
 
 
+def test_a_data_set_that_was_named_is_never_made(workspace: Workspace) -> None:
+    """The demo makes its own where there is none; a misspelt path is no wish for that."""
+    missing = workspace.root / "data" / "misspelt"
+    done = workspace.play(job="demo", dataset=missing)
+    assert done.returncode != 0
+    (line,) = errors(done)
+    assert str(missing) in line
+    assert not missing.exists()
+    assert workspace.document()["attempts"] == []
+
+
 @pytest.mark.parametrize(
     ("extra", "said"),
     [
