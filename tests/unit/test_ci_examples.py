@@ -27,7 +27,8 @@ LONG_SECRET = (
 )
 # What the two systems would put in place of their own expressions.
 GITHUB = {"${{ github.sha }}": "c0ffee", "${{ github.run_id }}": "7", "${{ github.run_attempt }}": "1"}
-GITLAB = {"CI_COMMIT_SHA": "c0ffee", "CI_JOB_ID": "9"}
+# Another commit than above: the same payload signed in the same second is a replay.
+GITLAB = {"CI_COMMIT_SHA": "decaf", "CI_JOB_ID": "9"}
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +90,9 @@ def play(
     """Start the script and let the training of its run end; its exit code, the run, and what it has said."""
     before = launched(served)
     running = shell(served, command, where, programs, **more)
-    wait_until(lambda: launched(served) - before, 60, "a run is launched")
+    wait_until(lambda: launched(served) - before or running.poll() is not None, 60, "a run is launched")
+    if running.poll() is not None:
+        raise AssertionError(f"the script ended with {running.returncode} before its run: {running.communicate()[0]}")
     (run,) = launched(served) - before
     served.wait_for(run, stage="watch")
     if event == "cancel":
