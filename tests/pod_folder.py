@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from pennypod.errors import SshError
-from pennypod.ssh import Ssh, SshTarget, Traffic
+from pennypod.ssh import LATE_S, Ssh, SshTarget, Traffic
 
 
 class FolderSsh(Ssh):
@@ -31,10 +32,12 @@ class FolderSsh(Ssh):
             env={"PATH": "/usr/bin:/bin", "LC_ALL": "C"},
         )
 
-    def beside(self, traffic: Traffic) -> FolderSsh:
+    def beside(self, traffic: Traffic, number: int) -> FolderSsh:
         return self
 
-    def round_trip_s(self, timeout_s: float = 3.0) -> float | None:
+    def round_trip_s(self, timeout_s: float = 3.0, when_late: Callable[[], None] | None = None) -> float | None:
+        if when_late is not None and (self.delay_s or 0) > LATE_S:
+            when_late()
         return self.delay_s
 
     def error(self, why: str, **details: object) -> SshError:

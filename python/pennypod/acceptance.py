@@ -93,6 +93,7 @@ class PodLogin:
         self._on_wait = on_wait
         self.beside: Completed | None = None
         """What the script beside the last check has said; None when there was none, or it took too long."""
+        self._login_s = 0.0
 
     def log_in(
         self, addresses: Callable[[], Sequence[SshAddress]], host_keys: Sequence[str], limit_s: float
@@ -115,7 +116,9 @@ class PodLogin:
                 trust_host_keys(known_hosts, address.host, address.port, list(host_keys))
                 ssh = Ssh(run_target(self._settings, self._run, address))
                 try:
-                    wait_for_ssh(ssh, deadline_s=min(try_s, left), clock=self._clock, on_wait=self._on_wait)
+                    self._login_s = wait_for_ssh(
+                        ssh, deadline_s=min(try_s, left), clock=self._clock, on_wait=self._on_wait
+                    )
                 except SshError as exc:
                     why = exc.message.rpartition("; last answer: ")[2]
                 else:
@@ -155,6 +158,8 @@ class PodLogin:
     def check(self, address: SshAddress) -> dict[str, Any]:
         """The acceptance report. Raises GateError with the reason when the pod fails, or gives no verdict in time."""
         ssh = Ssh(run_target(self._settings, self._run, address))
+        # The data set comes soon: on a long line its connections are opened while the pod is checked.
+        Thread(target=lambda: ssh.open_spares(self._login_s), name="spares", daemon=True).start()
         answers: Queue[Completed | None] = Queue(1)
         self.beside = None
         script = self._gate.beside

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import select
 import shlex
 import socket
 import stat
@@ -33,8 +34,12 @@ SSH_FAILED = 255
 _REFUSED = "Permission denied"  # and, in brackets, the ways to log in that are left
 CONTROL_PERSIST_S = 60
 NO_DELAY_S = 0.005
+SPARES = 7
+SPARE_PERSIST_S = 300  # a bootstrap may come first
+LONG_LOGIN_S = 0.3  # some ten round trips of 20 ms, and what the programs at both ends take
+LATE_S = 0.05  # a server near us has greeted by then, unless its machine is busy
 # A socket's path holds 104 bytes on the tightest systems, and ssh appends 17 while it makes the socket.
-MAX_CONTROL_PATH = 104 - 17 - 1
+MAX_CONTROL_PATH = 104 - 17 - 1 - len(".1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,12 +203,44 @@ class Ssh:
         """The same target without the shared connection: every command logs in anew."""
         return Ssh(replace(self.target, control_path=None), self.traffic, self._readmit)
 
-    def beside(self, traffic: Traffic) -> Ssh:
-        """Like `fresh`, for another thread: it counts in `traffic`, and a key that is refused is not let in again."""
+    def beside(self, traffic: Traffic, number: int) -> Ssh:
+        """For another thread, which is the `number`th from 1 on: over the spare connection of that number if it stands,
+        with a login of its own otherwise. It counts in `traffic`, and a key that is refused is not let in again.
+
+        The first one can do with the shared connection: TCP has more under way than the window of one stream.
+        """
+        for other in (self._spare(number), self):
+            if other is not None and other.is_open and (other is not self or number == 1):
+                return Ssh(other.target, traffic)
         return Ssh(replace(self.target, control_path=None), traffic)
 
-    def round_trip_s(self, timeout_s: float = 3.0) -> float | None:
+    def _spare(self, number: int) -> Ssh | None:
+        path = self.target.control_path
+        return None if path is None else Ssh(replace(self.target, control_path=path.with_suffix(f".{number}")))
+
+    def open_spares(self, login_s: float) -> None:
+        """Log in some more times where a login takes long (`login_s`, as measured), for those who come `beside` later.
+        Returns when they stand or have failed, which nobody needs to know."""
+        spares = [self._spare(number) for number in range(1, SPARES + 1)] if login_s > LONG_LOGIN_S else []
+        logins = []
+        for spare in spares:
+            if spare is not None and not spare.is_open:
+                where = ["-p", str(self.target.port), f"{self.target.user}@{self.target.host}"]
+                persist = f"ControlPersist={SPARE_PERSIST_S}"  # the first value of an option counts
+                nothing = subprocess.DEVNULL
+                command = ["ssh", "-o", persist, *spare.target.options(), "-N", "-f", *where]
+                logins.append(subprocess.Popen(command, stdin=nothing, stdout=nothing, stderr=nothing))
+        for login in logins:
+            login.wait()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the shared connection stands, as far as can be told without asking it."""
+        return self.target.control_path is not None and self.target.control_path.exists()
+
+    def round_trip_s(self, timeout_s: float = 3.0, when_late: Callable[[], None] | None = None) -> float | None:
         """How long a packet takes there and back, at most; None when that cannot be told (a host behind a jump host).
+        `when_late` is called before it is known, when the server has not greeted within LATE_S.
 
         Measured from our greeting to the server's first key exchange message, which is its answer (RFC 4253, 7).
         `connect` will not do, since the port of a container is often answered by a proxy next to us, nor the server's
@@ -212,6 +249,10 @@ class Ssh:
         started = time.monotonic()
         try:
             with socket.create_connection((self.target.host, self.target.port), timeout=timeout_s) as probe:
+                if when_late is not None:
+                    in_time, _, _ = select.select([probe], [], [], max(0.0, started + LATE_S - time.monotonic()))
+                    if not in_time:
+                        when_late()
                 greeting = probe.recv(256)
                 greeted = time.monotonic()
                 if not greeting.startswith(b"SSH-"):
@@ -224,19 +265,20 @@ class Ssh:
             return None
 
     def close(self) -> None:
-        """End the shared connection, if there is one. Never raises."""
-        if self.target.control_path is None or not self.target.control_path.exists():
-            return
-        command = ["ssh", *self.target.options(), "-O", "exit", "-p", str(self.target.port)]
-        with contextlib.suppress(OSError, subprocess.SubprocessError):
-            subprocess.run(
-                [*command, f"{self.target.user}@{self.target.host}"],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                timeout=10,
-                check=False,
-            )
+        """End the shared connection and the spare ones, if there are any. Never raises."""
+        for one in (self, *(self._spare(number) for number in range(1, SPARES + 1))):
+            if one is None or not one.is_open:
+                continue
+            command = ["ssh", *one.target.options(), "-O", "exit", "-p", str(self.target.port)]
+            with contextlib.suppress(OSError, subprocess.SubprocessError):
+                subprocess.run(
+                    [*command, f"{self.target.user}@{self.target.host}"],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    timeout=10,
+                    check=False,
+                )
 
     def error(self, why: str, **details: object) -> SshError:
         """An SshError that names the target."""
@@ -295,8 +337,9 @@ def pinned_host_keys(known_hosts: Path, host: str, port: int) -> list[str]:
     return [words[1] for line in lines if (words := line.split(" ", 1))[0] == name and len(words) > 1]
 
 
-def wait_for_ssh(ssh: Ssh, *, deadline_s: float, clock: Clock, on_wait: Callable[[str], None] | None = None) -> None:
-    """Log in with a new connection until it works, for at most `deadline_s` seconds from now.
+def wait_for_ssh(ssh: Ssh, *, deadline_s: float, clock: Clock, on_wait: Callable[[str], None] | None = None) -> float:
+    """Log in with a new connection until it works, for at most `deadline_s` seconds from now. Returns how many seconds
+    the login that worked has taken.
 
     `on_wait` gets the last failure before every pause, and may raise to stop the waiting. Raises SshError at the limit.
     """
@@ -304,12 +347,13 @@ def wait_for_ssh(ssh: Ssh, *, deadline_s: float, clock: Clock, on_wait: Callable
     probe = ssh.fresh()
     pause = 0.1
     while True:
+        started = time.monotonic()
         try:
             probe.run_checked("true", timeout_s=20)
         except SshError as exc:
             last = exc
         else:
-            return
+            return time.monotonic() - started
         if on_wait is not None:
             on_wait(last.message)
         if clock.now() + pause > end:

@@ -36,10 +36,10 @@ import psutil  # noqa: E402
 from charts import OURS, THEIRS, Bar, bars  # noqa: E402
 from link import WINDOW, Link, measured_bytes_per_s  # noqa: E402
 from loopback_sshd import LoopbackSshd  # noqa: E402
-from pennypod.ssh import Ssh, SshTarget, control_path, trust_host_keys  # noqa: E402
-from pennypod.transfer import plan_upload, upload  # noqa: E402
-from pennypod.transfer.shares import MAX_STREAMS  # noqa: E402
+from pennypod.clock import SystemClock  # noqa: E402
+from pennypod.ssh import Ssh, SshTarget, control_path, trust_host_keys, wait_for_ssh  # noqa: E402
 
+SENDER = Path(__file__).with_name("send.py")
 DOCS = ROOT / "docs" / "bench"
 FILES, BYTES = 1805, 177_000_000
 LIMIT_S = 40.0  # a contender that needs longer is stopped, and what it would have needed is estimated
@@ -76,13 +76,13 @@ class Contenders:
         pack = f"tar -C {shlex.quote(str(self.images))} -cf - ."
         shell = shlex.join(["ssh", *target.options(), "-p", str(target.port)])
         ours, as_in_a_run = (
-            [python, __file__, "--send", json.dumps([str(self.images), str(self.pod), *self._wire(), shared])]
+            [python, str(SENDER), json.dumps([str(self.images), str(self.pod), *self._wire(), shared])]
             for shared in ("", str(self.target.control_path))
         )
         commands = {
             "pennypod": ours,
             AS_IN_A_RUN: as_in_a_run,
-            "pennypod, one stream": [*ours, "--streams", "1"],
+            "pennypod, one stream": [*ours, "1"],
             "tar | ssh tar": ["sh", "-c", f"{pack} | {shlex.join(target.command(unpack))}"],
             "rsync -a": ["rsync", "-a", "-e", shell, f"{self.images}/", f"{where}:{data}/"],
             "rclone sftp": [
@@ -118,21 +118,13 @@ class Contenders:
         return [word for name, value in named.items() for word in (f"--sftp-{name}", str(value))]
 
 
-def send(job: str, streams: int) -> None:
-    """Our own contender, in a process of its own like the others."""
-    images, pod, host, port, user, key_file, known_hosts, shared = json.loads(job)
-    started = time.monotonic()
-    master = Path(shared) if shared else None
-    ssh = Ssh(SshTarget(host, int(port), user, Path(key_file), Path(known_hosts), master))
-    done = upload(ssh, plan_upload(None, Path(images)), pod, most_streams=streams or MAX_STREAMS)
-    print(json.dumps({"streams": done.streams, "seconds_without_start": round(time.monotonic() - started, 2)}))
-
-
 @contextlib.contextmanager
 def opened(target: SshTarget) -> Iterator[None]:
-    """The connection that a run has when it comes to its data: the acceptance check has opened it."""
+    """The connections that a run has when it comes to its data: the acceptance check has opened them."""
     ssh = Ssh(target)
+    login_s = wait_for_ssh(ssh, deadline_s=LIMIT_S, clock=SystemClock())
     ssh.run_checked("true")
+    ssh.open_spares(login_s)
     try:
         yield
     finally:
@@ -313,12 +305,7 @@ def main() -> None:
     parser.add_argument("--links", default=",".join(LINKS), help="RTT in ms x Mbit/s, separated by commas")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--publish", action="store_true", help="write docs/bench as well")
-    parser.add_argument("--send", help=argparse.SUPPRESS)
-    parser.add_argument("--streams", type=int, default=0, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.send:
-        send(options.send, options.streams)
-        return
     # In memory where there is such a place: the disk's own moods are not what is compared.
     memory = Path("/dev/shm")
     keep = publish if options.publish else lambda _document: None

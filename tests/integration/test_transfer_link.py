@@ -12,7 +12,7 @@ from link import Link
 from loopback_sshd import LoopbackSshd
 from pennypod.clock import SystemClock
 from pennypod.errors import DiskFullError
-from pennypod.ssh import Ssh, trust_host_keys
+from pennypod.ssh import SPARES, Ssh, control_path, trust_host_keys, wait_for_ssh
 from pennypod.transfer import Progress, UploadResult, fetch, plan_upload, upload
 from pennypod.transfer.session import Meter
 from pennypod.transfer.shares import MAX_STREAMS
@@ -62,6 +62,33 @@ def test_on_a_long_line_several_streams_take_less_time_than_one(sshd: LoopbackSs
     assert (shared.files, shared.bytes, alone.streams) == (alone.files, alone.bytes, 1)
     assert shared.streams > 2
     assert several_s < 0.8 * one_s, f"{shared.streams} streams {several_s:.1f} s, one {one_s:.1f} s"
+
+
+def test_connections_that_stand_already_carry_the_shares(sshd: LoopbackSshd, link: Link, tmp_path: Path) -> None:
+    data = images(tmp_path / "data", 40_000_000)
+    trust_host_keys(sshd.known_hosts, "127.0.0.1", link.port, [(sshd.folder / "host_key.pub").read_text()])
+    ssh = sshd.ssh(port=link.port, control_path=control_path("127.0.0.1", link.port, "", sshd.key_file))
+    login_s = wait_for_ssh(ssh, deadline_s=20, clock=SystemClock())
+    ssh.run_checked("true")
+    ssh.open_spares(login_s)
+    ssh.open_spares(login_s)
+    before = link.connections
+    assert before == 2 + SPARES, "one login as a proof, the shared connection, and each spare one once"
+    done = upload(ssh, plan_upload(None, data), str(tmp_path / "pod"))
+    assert contents(tmp_path / "pod/data") == contents(data)
+    assert (done.streams, link.connections) == (1 + SPARES, before + 1), "the delay is measured, nobody logs in"
+    ssh.close()
+    assert not ssh.is_open
+    upload(ssh, plan_upload(None, data), str(tmp_path / "again"))
+    assert link.connections > before + 2, "without them shares log in"
+    ssh.close()
+
+
+def test_a_pod_near_by_gets_no_spare_connections(sshd: LoopbackSshd) -> None:
+    ssh = sshd.ssh(control_path=control_path("127.0.0.1", sshd.port, "", sshd.key_file))
+    login_s = min(wait_for_ssh(ssh, deadline_s=20, clock=SystemClock()) for _ in range(3))
+    ssh.open_spares(login_s)
+    assert not list(ssh.target.control_path.parent.glob(f"{ssh.target.control_path.name}*"))
 
 
 def test_a_line_that_is_cut_costs_none_of_what_the_shares_delivered(

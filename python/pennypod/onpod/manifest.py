@@ -23,6 +23,7 @@ import glob
 import hashlib
 import json
 import os
+import select
 import signal
 import stat
 import sys
@@ -449,7 +450,7 @@ def share(source: Source) -> None:
     home, root = to_bytes(order["home"]), os.path.join(to_bytes(order["home"]), to_bytes(order["name"]))
     handle = os.open(home, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     fcntl.flock(handle, fcntl.LOCK_SH)  # waits until `receive` has made room; held until this process ends
-    if _token(home) != order["token"]:
+    if not _joined(home, order["token"]):
         return  # `receive` has refused, or its line broke before there was room
     source.patience_s = SILENCE_S
     with _told_when_full(home, order["bytes"]):
@@ -460,12 +461,26 @@ def share(source: Source) -> None:
     say({"bad": [place for place, sha256 in enumerate(sent) if sha256 is None or sha256 != hashed[place]]})
 
 
-def _token(home: bytes) -> Optional[str]:
+def _joined(home: bytes, token: str) -> bool:
+    """Whether a share belongs to the upload that is under way; it is counted then, by one byte behind the token."""
     try:
-        with open(os.path.join(home, READY)) as file:
-            return file.read()
+        handle = os.open(os.path.join(home, READY), os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
     except FileNotFoundError:
-        return None
+        return False
+    joined = os.read(handle, len(token)) == token.encode()
+    if joined:
+        os.write(handle, b".")
+    os.close(handle)
+    return joined
+
+
+def _wait_for_shares(home: bytes, joined_size: int, source: Source) -> None:
+    """Until READY has grown to this size, and all who made it grow have ended."""
+    handle = os.open(home, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    while os.stat(os.path.join(home, READY)).st_size < joined_size or not _locked(handle):
+        if select.select([source.file], [], [], 0.005)[0]:
+            raise EOFError  # nothing is due from the other end: it has hung up
+    os.close(handle)
 
 
 @contextlib.contextmanager
@@ -525,10 +540,12 @@ def _take(home: bytes, parts: List[Part], order: Dict[str, Any], source: Source,
     for part in parts:
         if part.order:
             part.receive(source)
-    sent = json.loads(source.line())["sha256"]
+    done = json.loads(source.line())
+    if done["shares"]:
+        _wait_for_shares(home, len(order["token"]) + done["shares"], source)
     with contextlib.suppress(FileNotFoundError):
         os.unlink(os.path.join(home, READY))
-    bad = [[place, number] for place, part in enumerate(parts) for number in sorted(part.unfit(sent[place]))]
+    bad = [[place, number] for place, part in enumerate(parts) for number in sorted(part.unfit(done["sha256"][place]))]
     say({"bad": bad, "removed": removed})
 
 

@@ -36,11 +36,11 @@ class Block:
 class _Stream(threading.Thread):
     """One connection that fetches blocks until none is left."""
 
-    def __init__(self, ssh: Ssh, blocks: Blocks) -> None:
+    def __init__(self, ssh: Ssh, blocks: Blocks, number: int) -> None:
         super().__init__(daemon=True)
         self.traffic = Traffic()
         self.error: Exception | None = None
-        self._ssh, self._blocks = ssh.beside(self.traffic), blocks
+        self._ssh, self._blocks = ssh.beside(self.traffic, number), blocks
         self._session: Session | None = None
 
     def run(self) -> None:
@@ -85,7 +85,7 @@ class Blocks:
         self.path = os.fsencode(remote_path).decode("utf-8", "surrogateescape")
         self.stall_s = stall_s
         self._ssh = ssh
-        self._streams = [_Stream(ssh, self) for _ in range(streams if streams > 1 else 0)]
+        self._streams = [_Stream(ssh, self, number + 1) for number in range(streams if streams > 1 else 0)]
         self._change = threading.Condition()
         self._begun = self._over = False
         self._turn = self._next = self._size = 0

@@ -16,7 +16,7 @@ from pennypod.transfer import tar
 from pennypod.transfer.plan import Part, SourceFile, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Iterable, Sequence
 
     from pennypod.transfer.session import Meter, Session
 
@@ -62,18 +62,13 @@ class Tally:
     """What one stream has sent: number and hash of each file, None for one that was not the same all the time."""
 
     sent: list[tuple[int, str | None]] = field(default_factory=list)
-    used: bool = False  # set before the first file is taken
     bytes: int = 0
 
 
-def stream_out(
-    session: Session, todo: Outgoing, meter: Meter, tally: Tally, before_each: Callable[[], None] = lambda: None
-) -> None:
-    """Send files until none is left, and the end of the stream. `before_each` may raise to stop."""
+def stream_out(session: Session, todo: Outgoing, numbers: Iterable[int], meter: Meter, tally: Tally) -> None:
+    """Send files, and the end of the stream. `numbers` may raise to stop."""
     out = TarStream(session, meter, compressed=todo.part.compressed)
-    tally.used = True
-    while (number := todo.take()) is not None:
-        before_each()
+    for number in numbers:
         offset, digest = todo.begun.get(number) or (0, hashlib.sha256())
         sha256 = send_file(out, todo.part, todo.part.files[number], offset, digest)
         tally.sent.append((number, sha256))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import secrets
 import threading
+from itertools import chain
 from typing import TYPE_CHECKING, Self
 
 from pennypod.ssh import Ssh, Traffic
@@ -44,11 +45,12 @@ class _StoppedError(Exception):
 class _Share(threading.Thread):
     """One more connection, from the login to the pod's answer about its files."""
 
-    def __init__(self, ssh: Ssh, shares: Shares) -> None:
+    def __init__(self, ssh: Ssh, shares: Shares, number: int) -> None:
         super().__init__(daemon=True)
         self.traffic = Traffic()
-        self.ssh, self.shares = ssh.beside(self.traffic), shares
+        self.ssh, self.shares = ssh.beside(self.traffic, number), shares
         self.tally = Tally()
+        self.used = False  # it has taken a file
         self.bad: list[int] = []
         self.error: Exception | None = None
         self._session: Session | None = None
@@ -75,6 +77,10 @@ class _Share(threading.Thread):
         if self._stopped:
             raise _StoppedError
 
+    def _take(self) -> int | None:
+        self.check()
+        return self.shares.take(self)
+
     def _converse(self, session: Session) -> None:
         self.check()
         session.begin(None)
@@ -82,11 +88,12 @@ class _Share(threading.Thread):
         self.check()
         todo = self.shares.shared
         assert todo is not None
+        first = self._take()
+        if first is None:
+            return  # and the pod has not heard of it: it waits for those only that bring something
         session.touch()
         session.tell({**self.shares.order, "name": todo.part.name})
-        stream_out(session, todo, self.shares.meter, self.tally, self.check)
-        if not self.tally.sent:
-            return
+        stream_out(session, todo, chain([first], iter(self._take, None)), self.shares.meter, self.tally)
         session.tell({"sha256": [sha256 for _, sha256 in self.tally.sent]})
         self.bad = [self.tally.sent[place][0] for place in session.message()["bad"]]
 
@@ -139,7 +146,7 @@ class Shares:
         """Raise what has ended a share and must end the upload."""
         if self.changed.is_set():
             for share in self._all:
-                if share.tally.used and share.error is not None and not isinstance(share.error, LineBrokenError):
+                if share.used and share.error is not None and not isinstance(share.error, LineBrokenError):
                     raise share.error
 
     @property
@@ -147,16 +154,28 @@ class Shares:
         """What each share has sent that got something to send."""
         return [share.tally for share in self._all if share.tally.sent]
 
+    def take(self, share: _Share) -> int | None:
+        """The next file of a share."""
+        assert self.shared is not None
+        with self._lock:
+            number = self.shared.take()
+            share.used = share.used or number is not None
+            return number
+
+    def last_call(self) -> int:
+        """How many shares have taken files, now that none is left: the pod is to wait for them."""
+        with self._lock:
+            self._over.set()
+            return sum(share.used for share in self._all)
+
     def finish(self, on_tick: Callable[[], None]) -> None:
-        """Wait for the shares, once no file is left to take. `on_tick` is called meanwhile.
+        """Wait for the shares, once no file is left to take; the pod waits for them too. `on_tick` is called meanwhile.
 
         Raises LineBrokenError when one broke off, after the others are done.
         """
-        self._over.set()
-        with self._lock:
-            shares = list(self._all)
+        shares = [share for share in self._all if share.used]
         for share in shares:
-            while share.tally.used and share.is_alive():
+            while share.is_alive():
                 share.join(TICK_S)
                 on_tick()
                 self.meter.tick()
@@ -164,7 +183,7 @@ class Shares:
         self.check()
         for share in shares:
             self.bad += share.bad
-            if share.tally.used and share.error is not None:
+            if share.error is not None:
                 raise share.error
 
     def _end(self) -> None:
@@ -175,12 +194,16 @@ class Shares:
         self.begun.set()
 
     def _look_around(self) -> None:
-        """Count the streams by the delay, then by what they move in their first second."""
-        round_trip = self._ssh.round_trip_s()
+        """Count the streams by the delay, then by what they move in their first second.
+
+        A login takes about ten round trips, so on a long line it is begun before the delay is known to the end.
+        """
+        likely = min(FIRST_STREAMS, self._size // SHARED_FROM, self._most)
+        round_trip = self._ssh.round_trip_s(when_late=lambda: self._open(likely))
         if round_trip is None:
             return
-        streams = min(streams_for(round_trip, self._size), self._most)
-        self._open(streams - 1)
+        self._open(min(streams_for(round_trip, self._size), self._most))
+        streams = len(self._all) + 1
         self.begun.wait()
         if streams == 1 or self._over.wait(TICK_S + 2 * round_trip):  # until the pipes on the way are full
             return
@@ -191,12 +214,12 @@ class Shares:
         left = self.meter.bytes_total - self.meter.bytes_done
         # Each stream at its window, and time enough for more logins: the line is faster than was assumed.
         if rate > 0.7 * streams * SSH_WINDOW / round_trip and left > rate * (1 + 10 * round_trip):
-            self._open(min(2 * streams, self._most) - streams)
+            self._open(min(2 * streams, self._most))
 
-    def _open(self, count: int) -> None:
+    def _open(self, streams: int) -> None:
+        """See to it that there are so many, the first connection included."""
         with self._lock:
-            for _ in range(count):
-                if not self._over.is_set():
-                    share = _Share(self._ssh, self)
-                    self._all.append(share)
-                    share.start()
+            while len(self._all) + 1 < streams and not self._over.is_set():
+                share = _Share(self._ssh, self, len(self._all) + 1)
+                self._all.append(share)
+                share.start()

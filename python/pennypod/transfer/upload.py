@@ -31,7 +31,7 @@ from pennypod.transfer.session import STALL_S, LineBrokenError, Meter, Progress,
 from pennypod.transfer.shares import MAX_STREAMS, Shares
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from pennypod.ssh import Ssh
 
@@ -303,8 +303,15 @@ class _Upload:
                 for one in todo:
                     if not one.part.compressed:
                         shares.begin(one, self.pod_home, room)
-            sent = [self._send(session, one, shares, attempt) for one in todo]
-            session.tell({"sha256": sent})
+            try:
+                sent = [self._send(session, one, shares, attempt) for one in todo]
+                session.tell({"sha256": sent, "shares": shares.last_call()})
+                shares.finish(session.touch)
+            except LineBrokenError:
+                self.most_streams = max(1, self.most_streams // 2)
+                raise
+            finally:
+                self._count_shares(shares, attempt)
             attempt.now = self._look_again()  # while the pod looks at what it has
             answer = session.message()
         attempt.removed = int(answer["removed"])
@@ -314,26 +321,30 @@ class _Upload:
     def _send(
         self, session: Session, todo: Outgoing, shares: Shares, attempt: _Attempt
     ) -> list[tuple[int, str | None]]:
-        """Send one part as tar streams; number and hash of each file that went over the conversation itself."""
-        if not todo.numbers:
-            return []
+        """Send one part as a tar stream; number and hash of each file that went over the conversation itself."""
         tally = Tally()
-        try:
-            stream_out(session, todo, self.meter, tally, shares.check)
-            if shares.shared is todo:
-                shares.finish(session.touch)
-                attempt.bad += [todo.name(number) for number in shares.bad]
-        except LineBrokenError:
-            self.most_streams = max(1, self.most_streams // 2)
-            raise
-        finally:
-            tallies = [tally, *(shares.tallies if shares.shared is todo else ())]
-            self.streams = max(self.streams, len(tallies))
-            for one in tallies:
-                self._count(todo, one, attempt)
-        if {number for one in tallies for number, _ in one.sent} != {*todo.numbers}:
-            raise LineBrokenError("a share of the files was taken and not sent")
+
+        def numbers() -> Iterator[int]:
+            shares.check()
+            while (number := todo.take()) is not None:
+                yield number
+                shares.check()
+
+        if todo.numbers:
+            try:
+                stream_out(session, todo, numbers(), self.meter, tally)
+            finally:
+                self._count(todo, tally, attempt)
         return tally.sent
+
+    def _count_shares(self, shares: Shares, attempt: _Attempt) -> None:
+        """What went over the further connections, and what of it the pod refused."""
+        todo, tallies = shares.shared, shares.tallies
+        self.streams = max(self.streams, 1 + len(tallies))
+        if todo is not None:
+            for tally in tallies:
+                self._count(todo, tally, attempt)
+            attempt.bad += [todo.name(number) for number in shares.bad]
 
     def _count(self, todo: Outgoing, tally: Tally, attempt: _Attempt) -> None:
         for number, sha256 in tally.sent:
