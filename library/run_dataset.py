@@ -22,10 +22,12 @@ options:
   state:
     description:
       - C(shipped) brings code and data to the pod.
+      - C(begun) starts to bring them, in a process of its own, and returns at once. C(shipped) then waits for that, has
+        what it has done if pod and files are the same, and does itself what is left if it has failed.
       - C(kept) only makes sure that the bucket has the data set, before anything bills. It needs no pod, and never
         fails for the bucket - the data set then goes over SSH.
     type: str
-    choices: [shipped, kept]
+    choices: [shipped, begun, kept]
     default: shipped
   store:
     description: Let the pod fetch the data set from object storage.
@@ -161,27 +163,21 @@ failure:
 
 import contextlib
 import os
-import posixpath
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from pennypod import datayaml, pulling
+from pennypod import pulling, shipping
 from pennypod.ansible import run_module
 from pennypod.clock import SystemClock
-from pennypod.errors import FencedError, InputError, PennypodError, StoreError
+from pennypod.errors import InputError, StoreError
 from pennypod.events import Events
-from pennypod.ledger import open_ledger
-from pennypod.podwork import POD_OPTIONS, Fence, GuardWatch, connect, counted, show_bytes
-from pennypod.settings import Settings, load_settings
-from pennypod.ssh import Ssh
-from pennypod.transfer import Preview, Pulled, UploadPlan, UploadResult, plan_upload, preview, upload
-from pennypod.transfer.plan import Part
+from pennypod.podwork import POD_OPTIONS, Fence, connect
+from pennypod.settings import load_settings
+from pennypod.transfer import Preview, UploadPlan, preview
 
 ARGUMENT_SPEC: dict[str, Any] = {
     **POD_OPTIONS,
-    "state": {"type": "str", "choices": ["shipped", "kept"], "default": "shipped"},
+    "state": {"type": "str", "choices": ["shipped", "begun", "kept"], "default": "shipped"},
     "store": {"type": "bool", "default": False},
     "host": {"type": "str"},
     "key_file": {"type": "path"},
@@ -199,7 +195,7 @@ SHOWN_PATHS = 20
 def body(module: AnsibleModule) -> dict[str, Any]:
     """Ship what the options name, or say what would be shipped."""
     options = module.params
-    plan = _plan(options)
+    plan = shipping.plan_of(options)
     if options["state"] == "kept":
         return _keep(module, plan)
     if module.check_mode and not options["host"]:
@@ -209,19 +205,22 @@ def body(module: AnsibleModule) -> dict[str, Any]:
         return _predicted(plan, everything)
     if not (options["host"] and options["key_file"] and options["known_hosts"]):
         raise InputError("say where the pod is: host, key_file and known_hosts")
+    if options["state"] == "begun":
+        if not module.check_mode:
+            shipping.begin(load_settings(), options)
+        return {**_predicted(plan, _nothing(plan)), "changed": False}
     ssh = connect(options, load_settings(), SystemClock())
     if module.check_mode:
         return _predicted(plan, preview(ssh, plan, options["pod_home"]))
     diff = _diff(plan, preview(ssh, plan, options["pod_home"])) if module._diff else {}  # noqa: SLF001 - no other way
-    return {**_ship(module, ssh, plan), **diff}
+    return {**shipping.Shipping(load_settings(), options, SystemClock(), module.warn).ship(ssh, plan), **diff}
 
 
 def _keep(module: AnsibleModule, plan: UploadPlan) -> dict[str, Any]:
     """Put the data set into the bucket. A bucket that cannot be used is told of when the data set goes over SSH."""
     settings, clock, run = load_settings(), SystemClock(), module.params["run"]
-    part, fence = _data_of(plan), Fence(settings, run, clock)
-    nothing = Preview(files=0, bytes=0, unchanged_files=plan.files, extra_files=0, free_bytes=None, changed=False)
-    result = _predicted(plan, nothing)
+    part, fence = shipping.data_of(plan), Fence(settings, run, clock)
+    result = _predicted(plan, _nothing(plan))
     if part is None:
         return result
     events = Events(settings.run_dir(run), run)
@@ -241,119 +240,8 @@ def _keep(module: AnsibleModule, plan: UploadPlan) -> dict[str, Any]:
     return result
 
 
-def _ship(module: AnsibleModule, ssh: Ssh, plan: UploadPlan) -> dict[str, Any]:
-    options: dict[str, Any] = module.params
-    settings, clock = load_settings(), SystemClock()
-    events = Events(settings.run_dir(options["run"]), options["run"])
-    events.emit("dataset", f"{plan.files} files, {plan.bytes / 1e6:.1f} MB to ship", total_bytes=plan.bytes)
-    fence = Fence(settings, options["run"], clock)
-    keep_guard = GuardWatch(settings, options["run"], "dataset", events, clock, module.warn)
-
-    def on_tick() -> None:
-        fence()
-        keep_guard()
-
-    on_tick()
-    on_progress = show_bytes(events, "dataset", "shipped", clock, on_tick)
-    part, fetched, why = _data_of(plan), None, ""
-    with counted(settings, options["run"], ssh):
-        if options["store"] and part is not None:
-            fetched, why = _fetch(module, ssh, part, fence.deadline(), events, on_tick)
-        hashes = pulling.known_hashes(part, fetched[0]) if fetched and part else None
-        most = {"most_streams": 1} if fetched and not fetched[1].left else {}
-        done = upload(ssh, plan, options["pod_home"], on_progress=on_progress, known=hashes, **most)
-    way = {} if part is None else _note(settings, options["run"], part, done, fetched, why)
-    rate = done.bytes / max(done.seconds, 1e-3)
-    events.emit(
-        "dataset",
-        f"{done.files} files, {done.bytes / 1e6:.1f} MB sent in {done.seconds:.1f} s ({rate / 1e6:.1f} MB/s)"
-        + (f" over {done.streams} connections" if done.streams > 1 else "")
-        + f"; all {plan.files} verified on the pod"
-        + (f"; the line broke {done.reconnects} times" if done.reconnects else ""),
-        bytes=done.bytes,
-        total_bytes=plan.bytes,
-        rate_bytes_per_s=round(rate),
-    )
-    return {
-        "changed": done.changed or bool(fetched and fetched[1].files),
-        "dataset": way,
-        "files": done.files,
-        "bytes": done.bytes,
-        "unchanged_files": done.unchanged_files,
-        "removed_files": done.removed_files,
-        "resumed_files": done.resumed_files,
-        "reconnects": done.reconnects,
-        "streams": done.streams,
-        "seconds": done.seconds,
-    }
-
-
-def _fetch(
-    module: AnsibleModule, ssh: Ssh, part: Part, deadline: float | None, events: Events, on_tick: Callable[[], None]
-) -> tuple[tuple[pulling.Kept, Pulled] | None, str]:
-    """Have the pod fetch the data set; what did not come of it, and why, is a warning: it goes over SSH."""
-    settings, clock, options = load_settings(), SystemClock(), module.params
-    shown = show_bytes(events, "dataset", "fetched from the bucket", clock, on_tick)
-    started = clock.now()
-    try:
-        fetched = pulling.fetch(
-            settings, os.environ, options["run"], part, ssh, options["pod_home"], deadline, clock, shown, on_tick
-        )
-    except FencedError:
-        raise
-    except PennypodError as exc:
-        module.warn(f"the data set goes over SSH, not from the bucket: {exc.message}")
-        return None, exc.message
-    pulled = fetched[1]
-    events.emit(
-        "dataset",
-        f"{pulled.files} files, {pulled.bytes / 1e6:.1f} MB fetched by the pod from the bucket"
-        f" in {clock.now() - started:.1f} s, {fetched[0].sent_bytes / 1e6:.1f} MB sent to it",
-        bytes=pulled.bytes,
-    )
-    if pulled.left:
-        module.warn(f"{pulled.left} files of the data set go over SSH, not from the bucket: {pulled.why}")
-    return fetched, ""
-
-
-def _note(
-    settings: Settings,
-    run: str,
-    part: Part,
-    done: UploadResult,
-    fetched: tuple[pulling.Kept, Pulled] | None,
-    why: str,
-) -> dict[str, Any]:
-    way = pulling.way_of(settings, run, part, done, fetched, why).as_document()
-    with contextlib.suppress(PennypodError), contextlib.closing(open_ledger(settings)) as ledger:
-        ledger.record_dataset(run, way)  # a run that no ledger knows is shipped by hand
-    return way
-
-
-def _data_of(plan: UploadPlan) -> Part | None:
-    return next((part for part in plan.parts if part.name == "data"), None)
-
-
-def _plan(options: dict[str, Any]) -> UploadPlan:
-    code, data = (Path(options[name]) if options[name] else None for name in ("code", "data"))
-    limit = options["code_limit_mb"] * 1_000_000
-    rules = {"excludes": options["excludes"], "data_excludes": options["data_excludes"], "code_limit_bytes": limit}
-    plan = plan_upload(code, data, **rules)
-    name = options["data_yaml"]
-    if not name or data is None:
-        return plan
-    part = next(part for part in plan.parts if part.name == "data")
-    file = next((file for file in part.files if file.path == name), None)
-    if file is None:
-        raise InputError(f"there is no {name} in {data}: correct data_yaml, or leave it empty", path=str(data))
-    try:
-        text = Path(part.source(file)).read_bytes().decode("utf-8")
-    except (OSError, UnicodeDecodeError) as exc:
-        raise InputError(f"{data / name} cannot be read: {exc}", path=str(data / name)) from exc
-    entries = {*part.directories, *(entry.path for entry in part.files)}
-    rewritten = datayaml.rewrite(text, posixpath.join(options["pod_home"], "data"), entries).encode()
-    # Sent in place of the file, not edited on the pod: the second run then finds what it would send.
-    return plan_upload(code, data, **rules, replacements={name: rewritten})
+def _nothing(plan: UploadPlan) -> Preview:
+    return Preview(files=0, bytes=0, unchanged_files=plan.files, extra_files=0, free_bytes=None, changed=False)
 
 
 def _predicted(plan: UploadPlan, seen: Preview) -> dict[str, Any]:

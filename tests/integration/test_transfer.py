@@ -14,9 +14,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from link import Link
 from loopback_sshd import LoopbackSshd
+from pennypod import shipping
 from pennypod.clock import SystemClock
 from pennypod.errors import DiskFullError, SourceChangedError, SshError
 from pennypod.ledger import RunRecord, open_ledger
@@ -28,6 +30,7 @@ from pennypod.transfer.session import Meter
 from pod_folder import contents
 from small_disk import mounted
 from tcp_proxy import CuttingProxy
+from workspace import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN = "demo-1201-aaaaa"
@@ -392,6 +395,100 @@ def test_the_module_lets_the_pod_fetch_the_data_from_the_bucket_and_falls_back(
         content = path.read_bytes() if path.is_file() else b""
         assert secret.encode() not in content, path
         assert b"X-Amz-Signature" not in content, path
+
+
+# --- what is begun beside the bootstrap -------------------------------------------------------------------------------
+
+Module = Callable[..., dict[str, Any]]
+
+
+def note_of(tmp_path: Path) -> dict[str, Any]:
+    path = tmp_path / "state/runs" / RUN / shipping.NOTE
+    return dict(json.loads(path.read_text())) if path.exists() else {}
+
+
+def begun_by(tmp_path: Path) -> list[psutil.Process]:
+    """The processes that ship for the run's state folder."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            is_one = process.cmdline()[-3:] == ["-m", "pennypod.shipping", RUN]
+            if is_one and process.environ().get("PENNYPOD_HOME") == str(tmp_path / "state"):
+                found.append(process)
+    return found
+
+
+def events_of(tmp_path: Path) -> str:
+    path = tmp_path / "state/runs" / RUN / "events.jsonl"
+    return path.read_text() if path.exists() else ""
+
+
+def test_what_was_begun_is_waited_for_and_told_once(module: Module, tmp_path: Path) -> None:
+    assert module(state="begun", check=True)["changed"] is False
+    assert not note_of(tmp_path), "check mode begins nothing"
+    begun = module(state="begun")
+    assert (begun["changed"], begun["files"]) == (False, 0)
+    wait_until(lambda: "result" in note_of(tmp_path), 30, "what was begun is done")
+    assert contents(tmp_path / "pod/code") == contents(tmp_path / "code")
+    shipped = module()
+    assert (shipped["changed"], shipped["files"], shipped["unchanged_files"]) == (True, 14, 0)
+    assert not note_of(tmp_path)
+    again = module()
+    assert (again["changed"], again["files"], again["unchanged_files"]) == (False, 0, 14)
+
+
+def test_whoever_ships_while_it_is_under_way_waits_for_it(module: Module, tmp_path: Path) -> None:
+    module(state="begun")
+    shipped = module()
+    assert (shipped["changed"], shipped["files"]) == (True, 14)
+    assert contents(tmp_path / "pod/code") == contents(tmp_path / "code")
+    wait_until(lambda: not begun_by(tmp_path), 30, "what was begun has ended")
+    assert events_of(tmp_path).count("14 files, ") == 2, (
+        "one of the two has sent them: what there is, and what was sent"
+    )
+
+
+def test_what_was_begun_is_not_believed_for_other_files_or_another_pod(module: Module, tmp_path: Path) -> None:
+    module(state="begun")
+    wait_until(lambda: "result" in note_of(tmp_path), 30, "what was begun is done")
+    (tmp_path / "code/train.py").write_text("print('changed meanwhile')\n")
+    shipped = module()
+    assert (shipped["files"], shipped["unchanged_files"]) == (1, 13)
+    assert (tmp_path / "pod/code/train.py").read_text() == "print('changed meanwhile')\n"
+    module(state="begun")
+    wait_until(lambda: "result" in note_of(tmp_path), 30, "what was begun is done")
+    elsewhere = module(pod_home=str(tmp_path / "another pod"))
+    assert (elsewhere["changed"], elsewhere["files"]) == (True, 14)
+
+
+def test_one_that_is_killed_or_comes_too_late_costs_nothing_but_time(module: Module, tmp_path: Path) -> None:
+    module(state="begun")
+    for process in begun_by(tmp_path):
+        process.kill()
+    shipped = module()
+    assert shipped["files"] + shipped["unchanged_files"] == 14
+    assert contents(tmp_path / "pod/code") == contents(tmp_path / "code")
+    (tmp_path / "pod/code/output.txt").write_text("made by the training, which runs by now")
+    environ = {**os.environ, "PENNYPOD_HOME": str(tmp_path / "state")}
+    late = subprocess.run([sys.executable, "-m", "pennypod.shipping", RUN], env=environ, timeout=60, check=True)
+    assert late.returncode == 0
+    assert (tmp_path / "pod/code/output.txt").exists(), "what does not belong is removed, so it must not ship now"
+
+
+def test_what_was_begun_ends_when_the_run_is_taken_away(module: Module, tmp_path: Path) -> None:
+    (tmp_path / "data/large.bin").write_bytes(random.Random(1).randbytes(200_000_000))
+    module(state="begun")
+    wait_until(lambda: "to ship" in events_of(tmp_path), 30, "it ships")
+    with contextlib.closing(open_ledger(load_settings({"PENNYPOD_HOME": str(tmp_path / "state")}))) as ledger:
+        assert ledger.fence(RUN, "taken away")
+    wait_until(lambda: not begun_by(tmp_path), 10, "it has ended")
+
+
+def test_a_failure_of_what_was_begun_is_told_and_made_good(module: Module, tmp_path: Path) -> None:
+    module(state="begun", port=1)
+    wait_until(lambda: not begun_by(tmp_path), 60, "it has ended")
+    assert "has ended early: ssh" in events_of(tmp_path)
+    assert module()["files"] == 14
 
 
 @pytest.mark.parametrize(

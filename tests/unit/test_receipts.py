@@ -230,7 +230,7 @@ def test_a_lost_pod_has_cost_at_least_what_its_receipt_says(world: World, capsys
     assert json.loads((path.parent / "run.json").read_text())["traffic_known"] is False
     assert said[-1].endswith(" and its traffic, which it could no longer tell")
     assert world.verify(path) == 0
-    assert "1 pods proven gone, at least $" in capsys.readouterr().out
+    assert "1 pod proven gone, at least $" in capsys.readouterr().out
 
 
 def test_receipts_from_before_traffic_was_judged_still_hold(world: World) -> None:

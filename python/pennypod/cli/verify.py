@@ -218,7 +218,7 @@ def _print(path: str, finding: Finding, whose: dict[str, str]) -> None:
             click.echo(f"NO   {path}: {problem}")
         return
     total = f"{'at least ' if finding.at_least else ''}{format_usd(finding.total_micros)}"
-    click.echo(f"yes  {path}: {finding.run}: {finding.pods} pods proven gone, {total}")
+    click.echo(f"yes  {path}: {finding.run}: {finding.pods} pod{'' if finding.pods == 1 else 's'} proven gone, {total}")
     words = {
         "own": "this home's own",
         "given": "the one given",
