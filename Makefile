@@ -88,7 +88,7 @@ chaos: test-tools ## the crash matrix and KILLS=200 random kills, JOBS=3 at a ti
 	    $(if $(MINUTES),--minutes $(MINUTES)) $(if $(CELL),--cell '$(CELL)') $(ARGS)
 
 .PHONY: molecule
-molecule: setup ## roles against local containers, two of them with systemd: converge, idempotence, testinfra
+molecule: setup ## roles against local containers, most of them with systemd: converge, idempotence, testinfra
 	molecule test --all $(ARGS)
 
 .PHONY: bench
