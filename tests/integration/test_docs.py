@@ -26,6 +26,7 @@ ELSEWHERE = {
     "ansible-playbook playbooks/finish.yml -e run=<run>": "test_detach.py",
     "ansible-playbook playbooks/control_node.yml": "tests/molecule/control_node, on a machine of its own",
     "ansible-playbook -i HOST, playbooks/serve.yml": "tests/molecule/serve, on a machine of its own",
+    "ansible-playbook -i HOST, -u root playbooks/gpu_host.yml": "tests/molecule/gpu_host, on a machine of its own",
     "pennypod simulate --pods container --port 8400 &": "tests/contract/test_train_on_simulator.py",
     "ansible-playbook train.yml -e job=demo -e provider=auto": "tests/contract/test_train_on_simulator.py",
     "make live PROVIDER=vast MAX_USD=0.25": "tests/contract/test_live.py, with a simulator in the service's part",
