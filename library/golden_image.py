@@ -36,8 +36,10 @@ options:
     default: [local]
   registry:
     description:
-      - Where to push, as HOST/REPO. Needed for C(state=pushed).
-      - The login is taken from the environment (C(PENNYPOD_REGISTRY_LOGIN)) or the auth file of podman or docker.
+      - Where to push, as HOST/REPO. Needed for C(state=pushed), and for C(state=baked) at a provider whose hosts push
+        themselves, with the login in C(PENNYPOD_REGISTRY_SNAPSHOT_LOGIN).
+      - The login for C(state=pushed) is taken from the environment (C(PENNYPOD_REGISTRY_LOGIN)) or the auth file of
+        podman or docker.
     type: str
   image:
     description: The stock image by provider name, which the golden one is made from.
@@ -132,18 +134,32 @@ from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
+from pennypod.acceptance import run_target
 from pennypod.ansible import run_module
 from pennypod.clock import SystemClock
 from pennypod.errors import InputError
 from pennypod.events import Events
-from pennypod.golden import Bake, Bakery, Choice, Golden, GoldenStore, Pulls, Recipe, content_hash, image_maker
+from pennypod.golden import (
+    Bake,
+    Bakery,
+    Choice,
+    Golden,
+    GoldenStore,
+    Pulls,
+    Recipe,
+    content_hash,
+    image_maker,
+    next_name,
+)
 from pennypod.ledger import Ledger, open_ledger
 from pennypod.model.image import RegistryLogin, parse_repository
-from pennypod.oci.logins import pull_login, push_login
-from pennypod.providers.base import Provider
+from pennypod.oci.logins import pull_login, push_login, snapshot_login
+from pennypod.providers.base import Provider, SavesImages, TakesSnapshots
 from pennypod.providers.registry import LOCAL, all_providers, is_rehearsal
-from pennypod.rental import Rental
+from pennypod.rental import Rental, Tenancy
 from pennypod.settings import Settings, load_settings
+from pennypod.snapshots import Place, Snapshots
+from pennypod.ssh import Ssh
 
 ARGUMENT_SPEC: dict[str, Any] = {
     "run": {"type": "str", "required": True},
@@ -177,22 +193,35 @@ def _baked(
     module: AnsibleModule, settings: Settings, providers: dict[str, Provider], ledger: Ledger, events: Events
 ) -> dict[str, Any]:
     options, run = module.params, module.params["run"]
-    bakery = Bakery(settings, image_maker(options["provider"], providers), SystemClock())
-    recipe = _recipe(options, options["provider"], ledger.run(run).job, providers)
+    clock, name = SystemClock(), options["provider"]
+    recipe = _recipe(options, name, ledger.run(run).job, providers)
     if module.check_mode:
-        name = bakery.would_be(recipe.job)
-        return {**_result({}, changed=True), "name": name, "diff": {"before": {}, "after": {"name": name}}}
+        maker: object = providers.get(name)
+        saved = maker.saved_images() if isinstance(maker, SavesImages) else {}
+        would_be = next_name(recipe.job, GoldenStore(settings.home), saved)
+        return {**_result({}, changed=True), "name": would_be, "diff": {"before": {}, "after": {"name": would_be}}}
+    pod = _pod_of(run, Rental(providers, ledger, clock), name)
     bake = Bake(
         run=run,
-        pod_id=_pod_of(run, Rental(providers, ledger, SystemClock()), options["provider"]),
+        pod_id=pod.pod.pod_id,
         recipe=recipe,
         role_hash=_role_hash(options["role_dir"]),
         python=options["python"],
         pod_home=options["pod_home"],
     )
-    begun = SystemClock().now()
-    golden = bakery.bake(bake, ledger, lambda text: events.emit("bootstrap", text))
-    took = SystemClock().now() - begun
+    begun = clock.now()
+
+    def tell(text: str) -> None:
+        events.emit("bootstrap", text)
+
+    provider: object = providers[name]
+    if isinstance(provider, TakesSnapshots):
+        place = _place(options["registry"] or "")
+        ssh = Ssh(run_target(settings, run, pod.address))
+        golden = Snapshots(settings, provider, clock).bake(bake, ssh, place, ledger, tell)
+    else:
+        golden = Bakery(settings, image_maker(name, providers), clock).bake(bake, ledger, tell)
+    took = clock.now() - begun
     _tell(events, golden.name, golden.bytes, golden.layer_bytes, took)
     return _result(golden.as_document(), changed=True)
 
@@ -206,6 +235,8 @@ def _pushed(
     if not made:
         raise InputError(f"run {run} has baked no image that could be pushed")
     golden = made[-1]
+    if golden.remote.startswith(f"{to}@") and isinstance(providers.get(golden.provider), TakesSnapshots):
+        return _result(golden.as_document(), changed=False)  # its host has pushed it
     if module.check_mode:
         changed = not golden.remote.startswith(f"{to}@")
         return _result(golden.as_document(), changed=changed, before={"remote": golden.remote})
@@ -257,8 +288,17 @@ def _registry(host: str, login: RegistryLogin | None) -> Any:
 
 
 def _recipe(options: dict[str, Any], name: str, job: str, providers: dict[str, Provider]) -> Recipe:
-    base = image_maker(name, providers).image_base(str(options["image"].get(name, "")))
+    image = str(options["image"].get(name, ""))
+    provider: object = providers.get(name)
+    base = image if isinstance(provider, TakesSnapshots) else image_maker(name, providers).image_base(image)
     return Recipe(job, name, base, options["requirements"])
+
+
+def _place(registry: str) -> Place:
+    """Where a pod's host is to push."""
+    to = parse_repository(registry)
+    login = snapshot_login(to.host, os.environ)
+    return Place(to, login, _registry(to.host, login))
 
 
 def _tell(events: Events, name: str, size: int, added: int, took_s: float) -> None:
@@ -266,11 +306,11 @@ def _tell(events: Events, name: str, size: int, added: int, took_s: float) -> No
     events.emit("bootstrap", f"{name} is made after {took_s:.0f} s: {sizes}")
 
 
-def _pod_of(run: str, rental: Rental, provider: str) -> str:
+def _pod_of(run: str, rental: Rental, provider: str) -> Tenancy:
     found = rental.existing(run)
     if found is None or found.attempt.provider != provider:
         raise InputError(f"run {run} has no pod at {provider} to make an image of")
-    return found.pod.pod_id
+    return found
 
 
 def _role_hash(folder: str | None) -> str:

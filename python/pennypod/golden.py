@@ -9,10 +9,12 @@ registry: its manifest names the place only once that registry has confirmed the
 from __future__ import annotations
 
 import base64
+import fcntl
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,7 +26,7 @@ from pennypod.files import write_atomically
 from pennypod.ledger import Ledger
 from pennypod.model.image import RegistryLogin, Repository, is_loopback, parse_pinned
 from pennypod.oci.logins import PULL_VARIABLE
-from pennypod.providers.base import Provider, SavesImages
+from pennypod.providers.base import Provider, SavesImages, TakesSnapshots
 from pennypod.settings import Settings
 
 FOLDER = "golden"
@@ -243,6 +245,20 @@ class GoldenStore:
     def remove(self, name: str) -> None:
         (self.folder / f"{name}.json").unlink(missing_ok=True)
 
+    @contextmanager
+    def naming(self) -> Iterator[None]:
+        """One at a time gives images their names, where no engine's lock does that."""
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with (self.folder / "naming.lock").open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    def remove_of(self, run: str) -> None:
+        """Forget what a run has baked."""
+        for item in self.all():
+            if item.run == run:
+                self.remove(item.name)
+
     def last_version(self, job: str) -> int:
         """The highest version that the job's images have had, also when it was removed meanwhile."""
         try:
@@ -252,6 +268,12 @@ class GoldenStore:
 
     def take_version(self, job: str, version: int) -> None:
         write_atomically(self.folder / f"{job}.last", f"{version}\n", 0o600)
+
+
+def next_name(job: str, store: GoldenStore, saved: Iterable[str] = ()) -> str:
+    """The name that an image of the job would get now. `saved` are those that a provider has."""
+    names = [*(item.name for item in store.all()), *saved]
+    return f"golden-{job}-v{next_version(job, names, store.last_version(job))}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,6 +288,11 @@ class Bake:
     pod_home: str
 
 
+def mark_begun(settings: Settings, bake: Bake) -> None:
+    """Tell the guard that there may be an image to take away."""
+    write_atomically(settings.run_dir(bake.run) / MARK, json.dumps({"provider": bake.recipe.provider}), 0o600)
+
+
 class Bakery:
     """Bakes, discards and removes, at one provider."""
 
@@ -274,11 +301,6 @@ class Bakery:
         self._settings = settings
         self._provider = provider
         self._clock = clock
-
-    def would_be(self, job: str) -> str:
-        """The name that an image of the job would get now."""
-        names = [*(item.name for item in self.store.all()), *self._provider.saved_images()]
-        return f"golden-{job}-v{next_version(job, names, self.store.last_version(job))}"
 
     def choose(self, recipe: Recipe) -> Choice:
         """What a run of the job is to start from."""
@@ -289,13 +311,13 @@ class Bakery:
     def bake(self, bake: Bake, ledger: Ledger, on_progress: OnProgress) -> Golden:
         """Make an image of the pod and give it its name. Raises, and leaves nothing, when the run was taken away."""
         controller = ledger.run(bake.run).controller
-        write_atomically(self._settings.run_dir(bake.run) / MARK, json.dumps({"provider": bake.recipe.provider}), 0o600)
+        mark_begun(self._settings, bake)
         with self._provider.saving(on_progress):
-            name = self.would_be(bake.recipe.job)
+            name = next_name(bake.recipe.job, self.store, self._provider.saved_images())
             golden = self._begun(bake, name)
             try:
                 saved = self._provider.save_image(
-                    bake.pod_id, bake.run, _labels(golden), bake.pod_home, _watching(ledger, bake.run, on_progress)
+                    bake.pod_id, bake.run, labels_of(golden), bake.pod_home, _watching(ledger, bake.run, on_progress)
                 )
                 # The guard fences a run before it discards its image, and needs `saving` for that: it comes after us.
                 ledger.raise_if_fenced(bake.run, controller)
@@ -369,9 +391,7 @@ class Bakery:
 
     def _discard(self, run: str) -> None:
         self._provider.discard_images(run)
-        for item in self.store.all():
-            if item.run == run:
-                self.store.remove(item.name)
+        self.store.remove_of(run)
 
     def remove(self, golden: Golden) -> None:
         """Delete an image and its manifest. Raises when the engine keeps the image, for a pod that uses it, say."""
@@ -392,7 +412,12 @@ def unbake(settings: Settings, providers: Mapping[str, Provider], clock: Clock, 
         return
     except (OSError, ValueError, KeyError, TypeError) as exc:
         raise InputError(f"{mark} cannot be read: {exc}") from exc
-    Bakery(settings, image_maker(name, providers), clock).discard(run)
+    if isinstance(providers.get(name), TakesSnapshots):
+        store = GoldenStore(settings.home)
+        with store.naming():
+            store.remove_of(run)  # what its host pushes from now on is named by no manifest
+    else:
+        Bakery(settings, image_maker(name, providers), clock).discard(run)
     mark.unlink(missing_ok=True)
 
 
@@ -416,7 +441,7 @@ def superseded(baked: Iterable[Golden], keep: int) -> list[Golden]:
     return [item for group in newest_first for item in group[keep:] if item.name not in pushed]
 
 
-def _labels(golden: Golden) -> dict[str, str]:
+def labels_of(golden: Golden) -> dict[str, str]:
     """What the image says of itself: short labels for people, and the manifest as far as it is known by then."""
     manifest = json.dumps(golden.as_document(), separators=(",", ":"), sort_keys=True)
     return {

@@ -12,10 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from oci_registry import PASSWORD, USER, oci_registry
+from pennypod.model.image import RegistryLogin, parse_repository
 from pennypod.model.offer import Need, Order
+from pennypod.oci.client import Registry
 from pennypod.vastquery import parse
 from simulated import RentingWorld, Simulator, simulator
 from vendor_clients import VendorClients, environment
+from workspace import wait_until
 
 pytestmark = [pytest.mark.heavy, pytest.mark.xdist_group("vendor_clients"), pytest.mark.timeout(1200)]
 KEY = "canary-vendor-5c1e"
@@ -161,6 +165,30 @@ def test_price_requests_by_the_cli(clients: VendorClients, world: Simulator) -> 
     rates = {pod["id"]: pod["rate_micros_per_h"] for pod in world.live()}
     assert rates[first] < 7_500_000 < rates[second]
     assert clients.vastai("show", "pending-price-increases", "-q").stdout.strip() == ""
+
+
+@pytest.mark.pod
+def test_a_snapshot_by_the_cli_is_in_the_registry_in_the_end(bin_folder: Path, tmp_path: Path) -> None:
+    with (
+        oci_registry(tmp_path / "registry") as host,
+        simulator("--pods", "container", "--speed", "1", "--seed", "3") as world,
+    ):
+        clients = VendorClients(bin_folder, tmp_path, world.url, KEY)
+        offer = raw(clients, "search", "offers", "num_gpus=1", "--limit", "1")[0]["id"]
+        made = raw(clients, "create", "instance", offer, "--image", "an/image:1", "--disk", "30", "--ssh")
+        number = made["new_contract"]
+        shown = ("show", "instance", number)
+        wait_until(lambda: raw(clients, *shown)["actual_status"] == "running", 120, "the pod runs")
+        login = ("--docker_login_user", USER, "--docker_login_pass", PASSWORD, "--container_registry", host)
+        said = clients.vastai("take", "snapshot", number, "--repo", "me/snapshot", *login)
+        assert "Snapshot request sent successfully" in said.stdout
+        registry = Registry(host, RegistryLogin(host, USER, PASSWORD))
+        place = parse_repository(f"{host}/me/snapshot")
+        wait_until(lambda: registry.manifest(place, "latest"), 120, "the host has pushed it")
+        manifest = json.loads(registry.manifest(place, "latest").content)  # type: ignore[union-attr]
+        config = json.loads(registry.blob(place, manifest["config"]["digest"]))
+        assert f"CONTAINER_ID={number}" in config["config"]["Env"], "the pod's own environment comes with it"
+        assert PASSWORD not in json.dumps(bodies(world, "vast.snapshot"))
 
 
 def test_logs_by_the_cli(clients: VendorClients, world: Simulator) -> None:

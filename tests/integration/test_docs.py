@@ -32,6 +32,7 @@ ELSEWHERE = {
     "make live PROVIDER=vast MAX_USD=0.25": "tests/contract/test_live.py, with a simulator in the service's part",
     "ansible-playbook bake.yml -e job=demo": "test_golden.py, with a job of its own",
     "ansible-playbook bake.yml -e job=demo -e registry=HOST/REPO": "test_golden_registry.py, with its own registry",
+    "ansible-playbook bake.yml -e job=demo -e provider=vast -e registry=HOST/REPO": "test_golden_snapshot.py",
     "pennypod images push golden-demo-v1 HOST/REPO": "test_golden_registry.py",
     "ansible-playbook train.yml -e job=demo -e provider=vast": "test_golden_registry.py, on the simulator",
     "ansible-playbook train.yml -e job=fdi -e dataset=PATH": "test_train.py, heavy",

@@ -92,6 +92,11 @@ ENDS: dict[str, End] = {
         "integration/test_simulator_pods.py",
         "test_a_key_that_is_lost_in_mid_run_is_let_in_again",
     ),
+    "snapshot_lost": End(
+        "waited for as long as the run goes on; nothing counts as an image",
+        "integration/test_golden_snapshot.py",
+        "test_a_bake_that_is_killed_while_its_host_pushes_leaves_no_pod_and_no_image",
+    ),
     "bad_gpu": End(
         "the rung is lost, the machine left alone", PODS, "test_a_pod_that_is_no_good_costs_its_rung_and_says_why"
     ),

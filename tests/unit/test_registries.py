@@ -20,9 +20,18 @@ from pennypod.model.image import (
     registry_of,
 )
 from pennypod.oci.client import Registry
-from pennypod.oci.logins import LOGIN_VARIABLE, PULL_VARIABLE, auth_document, pull_login, push_login
+from pennypod.oci.logins import (
+    LOGIN_VARIABLE,
+    PULL_VARIABLE,
+    SNAPSHOT_VARIABLE,
+    auth_document,
+    pull_login,
+    push_login,
+    snapshot_login,
+)
 from pennypod.providers.local.engine import Completed, Engine
 from pennypod.providers.local.pushing import push_image
+from pennypod.snapshots import cleaned
 from scripted_api import Answer, ScriptedApi, scripted_api
 
 MANIFEST = '{"schemaVersion": 2}'
@@ -64,6 +73,46 @@ def test_only_this_machines_own_registry_goes_without_tls() -> None:
     assert not any(map(is_loopback, ("ghcr.io", "127.0.0.1.example.com", "localhost.example.com:5000")))
 
 
+# --- what is written there -------------------------------------------------------------------------------------------
+
+CONFIG = {
+    "architecture": "amd64",
+    "os": "linux",
+    "rootfs": {"type": "layers", "diff_ids": ["sha256:1", "sha256:2"]},
+    "container": "3f2a",
+    "container_config": {"Env": ["CONTAINER_API_KEY=canary"]},
+    "config": {
+        "Hostname": "C.1",
+        "User": "root",
+        "Env": ["PATH=/bin", "CUDA_VERSION=12", "CONTAINER_API_KEY=canary", "PYTHONPATH=/x", "MY_TOKEN=canary", "X=1"],
+        "Cmd": ["sh", "-c", "echo canary"],
+        "Entrypoint": ["/canary"],
+        "Labels": {"canary": "canary"},
+    },
+    "history": [{"created": "2026", "created_by": "canary"}, {"created_by": "canary", "empty_layer": True}],
+}
+
+
+def test_a_containers_configuration_loses_all_that_was_one_pods() -> None:
+    done = cleaned(CONFIG, {"pennypod.golden.name": "golden-demo-v1"})
+    assert "canary" not in json.dumps(done)
+    assert done["config"]["Env"] == ["PATH=/bin", "CUDA_VERSION=12", "PYTHONPATH=/x"]
+    assert (done["rootfs"], done["architecture"], done["os"]) == (CONFIG["rootfs"], "amd64", "linux")
+    assert done["history"] == [{"created": "2026"}, {"empty_layer": True}], (
+        "as many as there were: layers are counted by it"
+    )
+    assert done["config"]["Labels"] == {"pennypod.golden.name": "golden-demo-v1"}
+
+
+@pytest.mark.parametrize("location", ["https://elsewhere.example/upload", "//elsewhere.example/upload"])
+def test_what_is_written_goes_to_the_registry_and_nowhere_else(location: str) -> None:
+    with scripted_api() as api:
+        host = api.url.removeprefix("http://")
+        api.on("POST /v2/me/golden/blobs/uploads/", Answer(202, headers={"Location": location}))
+        with pytest.raises(InvalidError, match=r"wants an upload to go to elsewhere\.example"):
+            Registry(host, RegistryLogin(host, "me", PASSWORD)).put_blob(Repository(host, "me/golden"), b"x")
+
+
 # --- logins ------------------------------------------------------------------------------------------------------
 
 
@@ -73,6 +122,9 @@ def test_pods_pull_with_their_own_login_where_there_is_one() -> None:
     assert pull_login("ghcr.io", both) == RegistryLogin("ghcr.io", "pods", PASSWORD)
     assert pull_login("ghcr.io", {LOGIN_VARIABLE: both[LOGIN_VARIABLE]}) == push_login("ghcr.io", both)
     assert pull_login("quay.io", both) is None, "a password is for one registry"
+    with pytest.raises(InputError, match=SNAPSHOT_VARIABLE):
+        snapshot_login("ghcr.io", both)
+    assert snapshot_login("ghcr.io", {SNAPSHOT_VARIABLE: both[PULL_VARIABLE]}).user == "pods"
     assert PASSWORD not in repr(pull_login("ghcr.io", both))
 
 

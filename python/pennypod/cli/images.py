@@ -103,7 +103,7 @@ def _named(app: App, name: str) -> Golden:
 
 def _remove(app: App, goldens: Sequence[Golden], dry_run: bool) -> int:
     from pennypod.errors import PennypodError
-    from pennypod.golden import Bakery, image_maker
+    from pennypod.golden import Bakery, GoldenStore, image_maker
 
     code = OK
     for item in goldens:
@@ -111,7 +111,10 @@ def _remove(app: App, goldens: Sequence[Golden], dry_run: bool) -> int:
             click.echo(f"would remove {item.name}")
             continue
         try:
-            Bakery(app.settings, image_maker(item.provider, app.providers), app.clock).remove(item)
+            if item.reference == item.remote:
+                GoldenStore(app.settings.home).remove(item.name)  # only a registry ever had it
+            else:
+                Bakery(app.settings, image_maker(item.provider, app.providers), app.clock).remove(item)
             click.echo(f"removed {item.name}")
             if item.remote:
                 app.say(f"it is still in the registry, as {item.remote}")
@@ -124,8 +127,9 @@ def _remove(app: App, goldens: Sequence[Golden], dry_run: bool) -> int:
 def _there(app: App, baked: Sequence[Golden]) -> set[str]:
     from pennypod.golden import image_maker, is_there
 
-    saved = {name: image_maker(name, app.providers).saved_images() for name in {item.provider for item in baked}}
-    return {item.name for item in baked if is_there(item, saved[item.provider])}
+    here = [item for item in baked if item.reference != item.remote]
+    saved = {name: image_maker(name, app.providers).saved_images() for name in {item.provider for item in here}}
+    return {item.name for item in here if is_there(item, saved[item.provider])}
 
 
 def _print(app: App, baked: Sequence[Golden], there: set[str]) -> None:

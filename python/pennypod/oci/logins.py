@@ -1,4 +1,4 @@
-"""Logins for OCI registries: from two environment variables, or for our own pushes the engine's auth file. Floor 1.
+"""Logins for OCI registries: from environment variables, or for our own pushes the engine's auth file. Floor 1.
 
 The environment and that file are the outside things. A provider is only ever given what was set for it by name: the
 auth file holds the logins of a person, some of whom never meant them for a rented machine.
@@ -19,6 +19,9 @@ LOGIN_VARIABLE = "PENNYPOD_REGISTRY_LOGIN"
 PULL_VARIABLE = "PENNYPOD_REGISTRY_PULL_LOGIN"
 """Both hold USER:TOKEN@HOST; the second one, where it is set, is what pods pull with: it need not be able to push."""
 
+SNAPSHOT_VARIABLE = "PENNYPOD_REGISTRY_SNAPSHOT_LOGIN"
+"""Of the same form: who the host of a rented pod pushes as. A stranger gets it, so no other one stands in for it."""
+
 _HUB_KEYS = (HUB, "https://index.docker.io/v1/", "index.docker.io")
 
 
@@ -34,6 +37,17 @@ def pull_login(registry: str, environ: Mapping[str, str]) -> RegistryLogin | Non
         if login is not None:
             return login
     return None
+
+
+def snapshot_login(registry: str, environ: Mapping[str, str]) -> RegistryLogin:
+    """Who the host of a rented pod is to push as. Raises InputError when nobody was named."""
+    login = _from_variable(SNAPSHOT_VARIABLE, registry, environ)
+    if login is None:
+        raise InputError(
+            f"the pod's host pushes the image to {registry} itself: set {SNAPSHOT_VARIABLE}=USER:TOKEN@HOST to a login"
+            " that is good for this repository only and ends soon"
+        )
+    return login
 
 
 def _from_variable(variable: str, registry: str, environ: Mapping[str, str]) -> RegistryLogin | None:

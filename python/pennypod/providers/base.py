@@ -177,6 +177,14 @@ class SavesImages(Protocol):
         """The stdout of a command on the pod, empty when it fails there."""
 
 
+@runtime_checkable
+class TakesSnapshots(Protocol):
+    """A provider whose hosts make images of pods, and push them to a registry themselves."""
+
+    def take_snapshot(self, pod_id: str, to: Repository, login: RegistryLogin) -> None:
+        """Ask for it; returning is not being there. The host gets the login."""
+
+
 def last_words(lines: Sequence[str], limit: int = 200) -> str:
     """The one line of a log that most likely says why a pod does not come up: the last complaint, else the last one."""
     said = [" ".join(line.split()) for line in lines if line.strip()]

@@ -13,6 +13,7 @@ from pennypod.simulator.vast_prices import PriceRequests
 from pennypod.simulator.wire import Reply, Request
 
 KEPT_REQUESTS = 20_000
+_SECRET_NAMES = ("password", "token", "secret", "api_key", "image_login", "login_pass")
 
 
 class ControlApi:
@@ -237,7 +238,7 @@ def _scrubbed(request: Request) -> Any:
             return {item: clean(inner, item) for item, inner in value.items()}
         if isinstance(value, list):
             return [clean(inner) for inner in value]
-        secret = any(word in name.lower() for word in ("password", "token", "secret", "api_key", "image_login"))
+        secret = any(word in name.lower() for word in _SECRET_NAMES)
         if isinstance(value, str) and (secret or (key and key in value)):
             return "***"
         return value

@@ -46,6 +46,7 @@ POD_FAULTS = {
     "no_sshd": "running, and sshd never starts",
     "key_missing": "nobody's key is in authorized_keys",
     "keys_lost_after": "authorized_keys is emptied `seconds` after it came up; what was attached is still listed",
+    "snapshot_lost": "a snapshot is accepted and never pushed",
     "bad_gpu": "nvidia-smi fails as it does on a dead card",
     "exit_after": "the container exits `seconds` after it came up",
     "evict_after": "the provider takes the pod back `seconds` after it came up",

@@ -17,10 +17,12 @@ from pathlib import Path
 from pennypod import processes
 from pennypod.errors import PennypodError
 from pennypod.model.ids import parse_lease
+from pennypod.model.image import RegistryLogin, is_loopback, parse_repository
 from pennypod.model.netdev import received_and_sent
 from pennypod.providers.local.engine import Engine, container_id, error_line, find_engine
 from pennypod.providers.local.hostsettings import HostSettings, read_host_settings, write_tree
 from pennypod.providers.local.image import MOUNT, ensure_image, run_arguments, scripts
+from pennypod.providers.local.pushing import push_image
 from pennypod.settings import Settings
 from pennypod.simulator.pulling import is_pulled, pull
 from pennypod.simulator.state import RUNPOD, VAST, Pod
@@ -28,6 +30,7 @@ from pennypod.simulator.state import RUNPOD, VAST, Pod
 LABEL = "pennypod.simulator"
 _GHOST_PORTS = 20_000
 _CREATE_S = 60.0
+_COMMIT_S = 900.0
 _PORT_TRIES = 4
 _REMOVE_TRIES = 3
 _SSHD_WORDS = ("sshd", "ssh start", "ssh restart", "/start.sh", "openssh-server")
@@ -67,6 +70,9 @@ class Ghosts:
         pass
 
     def lose_keys(self, pod: Pod) -> None:
+        pass
+
+    def snapshot(self, pod: Pod, to: str, login: RegistryLogin | None) -> None:
         pass
 
     def logs(self, pod: Pod, tail: int) -> list[str]:
@@ -342,6 +348,30 @@ class Containers:
                 script = "mkdir -p -m 700 /root/.ssh; umask 077; cat >/root/.ssh/authorized_keys"
                 with suppress(PennypodError):
                     self.engine.call("exec", "-i", entry.container, "/bin/sh", "-c", script, stdin=text.encode())
+
+    def snapshot(self, pod: Pod, to: str, login: RegistryLogin | None) -> None:
+        """In a thread of its own, as hosts do it: nobody is told how it went."""
+        work = (pod, self._entry(pod), to, login)
+        threading.Thread(target=self._snapshot, args=work, name=f"snapshot-{pod.id}", daemon=True).start()
+
+    def _snapshot(self, pod: Pod, entry: _Made, to: str, login: RegistryLogin | None) -> None:
+        made = f"localhost/pennypod-simulated-snapshot:{pod.id}-{os.getpid()}"
+        try:
+            with entry.lock:
+                if entry.container is None:
+                    return
+                commit = ["commit", "--quiet", *(["--format", "docker"] if self.engine.kind == "podman" else [])]
+                self.engine.check(*commit, entry.container, made, timeout_s=_COMMIT_S)
+            repository = parse_repository(to)
+            if not is_loopback(repository.host):
+                pod.log.append(f"the simulator pushes to registries on this machine only, not to {repository.host}")
+                return
+            push_image(self.engine, made, repository, "latest", login)
+        except PennypodError as exc:
+            pod.log.append(f"snapshot: {exc.message}")
+        finally:
+            with suppress(PennypodError):
+                self.engine.call("rmi", made, timeout_s=60)
 
     def logs(self, pod: Pod, tail: int) -> list[str]:
         entry = self._entry(pod)

@@ -149,6 +149,7 @@ class Backend(Protocol):
     def destroy(self, pod: Pod) -> None: ...
     def set_keys(self, pod: Pod) -> None: ...
     def lose_keys(self, pod: Pod) -> None: ...
+    def snapshot(self, pod: Pod, to: str, login: RegistryLogin | None) -> None: ...
     def logs(self, pod: Pod, tail: int) -> list[str]: ...
 
 
@@ -355,6 +356,12 @@ class World:
             pod.details["full_rate"] = nanos(str(usd_per_h)) + runpod_disk(pod, True)
         if any(item.kind == "gpu" and item.end is None for item in pod.meter.segments):
             pod.meter.set_rate("gpu", nanos(str(usd_per_h)), self.clock.now())
+
+    def snapshot(self, pod: Pod, to: str, login: RegistryLogin | None) -> None:
+        """The host makes an image of the pod and pushes it, unless it has the fault of never doing so."""
+        pod.history.append((self.clock.now(), "snapshot"))
+        if "snapshot_lost" not in pod.faults:
+            self._later(pod, lambda: self.backend.snapshot(pod, to, login))
 
     def keys_changed(self, pod: Pod) -> None:
         self._later(pod, lambda: self.backend.set_keys(pod))

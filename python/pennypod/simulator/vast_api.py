@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from pennypod.model.image import HUB, RegistryLogin
 from pennypod.simulator.dispatch import Call, Route, route
 from pennypod.simulator.faults import Rule
 from pennypod.simulator.market import VastOffer
@@ -475,8 +476,16 @@ class VastApi:
         return Reply(200, {"success": True})
 
     def snapshot(self, call: Call) -> Reply:
+        """Accepted at once; whether the host could push is told nowhere."""
         self._whole_account(call)
-        self._need(call)
+        pod, body = self._need(call), _body(call)
+        repository = str(body.get("personal_repo") or "")
+        if not repository:
+            return failure(400, "invalid_args", "personal_repo is missing")
+        registry = str(body.get("container_registry") or HUB)
+        user, password = (str(body.get(f"docker_login_{name}") or "") for name in ("user", "pass"))
+        login = RegistryLogin(registry, user, password) if user else None
+        self.world.snapshot(pod, f"{registry}/{repository}", login)
         return Reply(200, {"success": True, "msg": "Snapshot request accepted."})
 
     # --- logs ---------------------------------------------------------------------------------------------------------
