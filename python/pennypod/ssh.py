@@ -36,7 +36,8 @@ CONTROL_PERSIST_S = 60
 NO_DELAY_S = 0.005
 SPARES = 7
 SPARE_PERSIST_S = 300  # a bootstrap may come first
-LONG_LOGIN_S = 0.3  # some ten round trips of 20 ms, and what the programs at both ends take
+LONG_LOGIN_S = 0.3  # some ten round trips of 20 ms, and what the programs at both ends take; or a busy machine
+FAR_S = 0.02  # a round trip from which on one stream does not fill 1 Gbit/s
 LATE_S = 0.05  # a server near us has greeted by then, unless its machine is busy
 # A socket's path holds 104 bytes on the tightest systems, and ssh appends 17 while it makes the socket.
 MAX_CONTROL_PATH = 104 - 17 - 1 - len(".1")
@@ -219,17 +220,21 @@ class Ssh:
         return None if path is None else Ssh(replace(self.target, control_path=path.with_suffix(f".{number}")))
 
     def open_spares(self, login_s: float) -> None:
-        """Log in some more times where a login takes long (`login_s`, as measured), for those who come `beside` later.
-        Returns when they stand or have failed, which nobody needs to know."""
-        spares = [self._spare(number) for number in range(1, SPARES + 1)] if login_s > LONG_LOGIN_S else []
+        """Log in some more times where the line has a delay, for those who come `beside` later. Whether it may have one
+        is told by how long a login has taken. Returns when they stand or have failed, which nobody needs to know."""
+        if login_s < LONG_LOGIN_S:
+            return
+        spares = [self._spare(number) for number in range(1, SPARES + 1)]
+        closed = [spare for spare in spares if spare is not None and not spare.is_open]
+        if not closed or (self.round_trip_s() or 0.0) < FAR_S:
+            return
         logins = []
-        for spare in spares:
-            if spare is not None and not spare.is_open:
-                where = ["-p", str(self.target.port), f"{self.target.user}@{self.target.host}"]
-                persist = f"ControlPersist={SPARE_PERSIST_S}"  # the first value of an option counts
-                nothing = subprocess.DEVNULL
-                command = ["ssh", "-o", persist, *spare.target.options(), "-N", "-f", *where]
-                logins.append(subprocess.Popen(command, stdin=nothing, stdout=nothing, stderr=nothing))
+        for spare in closed:
+            where = ["-p", str(self.target.port), f"{self.target.user}@{self.target.host}"]
+            persist = f"ControlPersist={SPARE_PERSIST_S}"  # the first value of an option counts
+            nothing = subprocess.DEVNULL
+            command = ["ssh", "-o", persist, *spare.target.options(), "-N", "-f", *where]
+            logins.append(subprocess.Popen(command, stdin=nothing, stdout=nothing, stderr=nothing))
         for login in logins:
             login.wait()
 

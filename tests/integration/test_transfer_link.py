@@ -73,7 +73,7 @@ def test_connections_that_stand_already_carry_the_shares(sshd: LoopbackSshd, lin
     ssh.open_spares(login_s)
     ssh.open_spares(login_s)
     before = link.connections
-    assert before == 2 + SPARES, "one login as a proof, the shared connection, and each spare one once"
+    assert before == 3 + SPARES, "a login as a proof, the shared one, a look at the delay, and each spare one once"
     done = upload(ssh, plan_upload(None, data), str(tmp_path / "pod"))
     assert contents(tmp_path / "pod/data") == contents(data)
     assert (done.streams, link.connections) == (1 + SPARES, before + 1), "the delay is measured, nobody logs in"
@@ -86,8 +86,8 @@ def test_connections_that_stand_already_carry_the_shares(sshd: LoopbackSshd, lin
 
 def test_a_pod_near_by_gets_no_spare_connections(sshd: LoopbackSshd) -> None:
     ssh = sshd.ssh(control_path=control_path("127.0.0.1", sshd.port, "", sshd.key_file))
-    login_s = min(wait_for_ssh(ssh, deadline_s=20, clock=SystemClock()) for _ in range(3))
-    ssh.open_spares(login_s)
+    wait_for_ssh(ssh, deadline_s=20, clock=SystemClock())
+    ssh.open_spares(login_s=5.0)  # as on a busy machine
     assert not list(ssh.target.control_path.parent.glob(f"{ssh.target.control_path.name}*"))
 
 
