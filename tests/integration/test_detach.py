@@ -17,7 +17,8 @@ from pennypod.monitor import Monitor
 from pennypod.providers.registry import all_providers
 from workspace import Workspace, wait_until
 
-pytestmark = pytest.mark.pod
+# One after the other: a process that looks like a cron daemon is seen by every test on the machine.
+pytestmark = [pytest.mark.pod, pytest.mark.xdist_group("cron")]
 
 LONG = {"tiny_epochs": 600}
 
