@@ -200,10 +200,10 @@ def _baked(
         saved = maker.saved_images() if isinstance(maker, SavesImages) else {}
         would_be = next_name(recipe.job, GoldenStore(settings.home), saved)
         return {**_result({}, changed=True), "name": would_be, "diff": {"before": {}, "after": {"name": would_be}}}
-    pod = _pod_of(run, Rental(providers, ledger, clock), name)
+    tenancy = _tenancy_of(run, Rental(providers, ledger, clock), name)
     bake = Bake(
         run=run,
-        pod_id=pod.pod.pod_id,
+        pod_id=tenancy.pod.pod_id,
         recipe=recipe,
         role_hash=_role_hash(options["role_dir"]),
         python=options["python"],
@@ -217,7 +217,7 @@ def _baked(
     provider: object = providers[name]
     if isinstance(provider, TakesSnapshots):
         place = _place(options["registry"] or "")
-        ssh = Ssh(run_target(settings, run, pod.address))
+        ssh = Ssh(run_target(settings, run, tenancy.address))
         golden = Snapshots(settings, provider, clock).bake(bake, ssh, place, ledger, tell)
     else:
         golden = Bakery(settings, image_maker(name, providers), clock).bake(bake, ledger, tell)
@@ -306,7 +306,7 @@ def _tell(events: Events, name: str, size: int, added: int, took_s: float) -> No
     events.emit("bootstrap", f"{name} is made after {took_s:.0f} s: {sizes}")
 
 
-def _pod_of(run: str, rental: Rental, provider: str) -> Tenancy:
+def _tenancy_of(run: str, rental: Rental, provider: str) -> Tenancy:
     found = rental.existing(run)
     if found is None or found.attempt.provider != provider:
         raise InputError(f"run {run} has no pod at {provider} to make an image of")

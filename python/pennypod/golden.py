@@ -427,7 +427,7 @@ def image_maker(name: str, providers: Mapping[str, Provider]) -> SavesImages:
     if provider is None:
         raise InputError(f"{name} is not available here: its images cannot be looked at")
     if not isinstance(provider, SavesImages):
-        raise InputError(f"{name} makes no images of pods: bake with -e provider=local")
+        raise InputError(f"no image of a pod at {name} is on this machine: bake with -e provider=local")
     return provider
 
 

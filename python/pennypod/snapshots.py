@@ -13,13 +13,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pennypod import __version__, processes
+from pennypod import __version__, fuse, processes
 from pennypod.clock import Clock
-from pennypod.errors import FencedError, InvalidError, TransientError
+from pennypod.errors import FencedError, InvalidError, SshError, TransientError
 from pennypod.golden import Bake, Golden, GoldenStore, OnProgress, labels_of, mark_begun, next_name
 from pennypod.ledger import Ledger
 from pennypod.model.image import RegistryLogin, Repository
@@ -69,6 +70,7 @@ class Snapshots:
         before = _digest(place.registry.manifest(place.repository, TAG))
         on_progress("taking keys, logins, caches and logs off the pod: nobody can log in from here on")
         told = self._seal(bake, ssh)
+        self._hold(ledger.run(bake.run).deadline, ssh)
         on_progress(f"the host commits the pod and pushes it to {place.repository}")
         self._provider.take_snapshot(bake.pod_id, place.repository, place.login)
         raw = self._pushed(bake, place, before, lambda: ledger.raise_if_fenced(bake.run), on_progress)
@@ -94,6 +96,13 @@ class Snapshots:
         if left:
             raise TransientError(f"the pod could not be sealed, {left[0]} is left on it: no image is made of it")
         return dict(told)
+
+    def _hold(self, deadline: float | None, ssh: Ssh) -> None:
+        """Nobody can renew the lease of the pod's fuse any more: let it last until the run's deadline. The connection
+        that stands carries that; a pod without a fuse has no lease."""
+        if deadline is not None:
+            with suppress(SshError):
+                fuse.renew(ssh, max(0.0, deadline + fuse.AFTER_DEADLINE_S - self._clock.now()))
 
     def _pushed(
         self, bake: Bake, place: Place, before: str, should_stop: Callable[[], None], on_progress: OnProgress

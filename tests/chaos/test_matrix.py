@@ -41,7 +41,7 @@ def test_every_fault_of_the_simulator_is_met_somewhere() -> None:
     met = {cell.fault for cell in matrix()} | {fault.fault for fault in FAULTS.values()}
     # Met by the sweep's and the clients' own tests: what is refused before anything is rented, what only takes longer.
     elsewhere = {"timeout", "slow", "search_quota", "auth", "forbidden", "short_page", "timer_noop", "slow_loading"}
-    elsewhere |= {"keys_lost_after"}  # met by a training's own test
+    elsewhere |= {"keys_lost_after", "snapshot_lost"}  # met by a training's and a bake's own tests
     assert set(CALL_FAULTS) | set(FAULTS_OF_PODS) <= met | elsewhere
 
 

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import tarfile
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from io import BytesIO
@@ -18,7 +19,11 @@ import canaries
 import pytest
 import requests
 from oci_registry import PASSWORD, USER, oci_registry
+from pennypod.fuse import AFTER_DEADLINE_S
 from pennypod.golden import GoldenStore
+from pennypod.model.ids import parse_lease
+from pennypod.providers.local import LocalProvider
+from pennypod.providers.local.engine import Engine
 from simulated import Simulator, simulator
 from workspace import Workspace, wait_until
 
@@ -146,6 +151,12 @@ def test_without_a_place_or_a_login_nothing_is_rented(house: Bakehouse) -> None:
     assert house.sim.creates() == before
 
 
+def lease_left_s(engine: Engine, container: str) -> float:
+    """What is left of the lease of a pod's fuse, by the pod's own clock."""
+    lease, uptime = engine.check("exec", container, "cat", "/dev/shm/pennypod-lease", "/proc/uptime").split()[:2]
+    return float(lease) - float(uptime)
+
+
 def test_a_bake_that_is_killed_while_its_host_pushes_leaves_no_pod_and_no_image(
     baked: Bakehouse, tmp_path: Path
 ) -> None:
@@ -164,6 +175,12 @@ def test_a_bake_that_is_killed_while_its_host_pushes_leaves_no_pod_and_no_image(
             start_new_session=True,
         )
     wait_until(lambda: "waiting for the host's push" in log.read_text(), 120, "the host is waited for")
+    (pod,) = baked.sim.live()
+    run = parse_lease(pod["name"]).run  # type: ignore[union-attr]
+    deadline = workspace.ledger().run(run).deadline
+    assert deadline is not None
+    held_s = lease_left_s(LocalProvider(workspace.settings, workspace.environment).engine, pod["name"])
+    assert abs(held_s - (deadline + AFTER_DEADLINE_S - time.time())) < 30, "the lease holds until the run's deadline"
     bake.send_signal(signal.SIGKILL)
     bake.wait(10)
     wait_until(lambda: baked.sim.live() == [], 60, "the pod is gone")
