@@ -38,7 +38,7 @@ SPARES = 7
 SPARE_PERSIST_S = 300  # a bootstrap may come first
 LONG_LOGIN_S = 0.3  # some ten round trips of 20 ms, and what the programs at both ends take; or a busy machine
 FAR_S = 0.02  # a round trip from which on one stream does not fill 1 Gbit/s
-LATE_S = 0.05  # a server near us has greeted by then, unless its machine is busy
+LATE_S = 0.08  # a server within some 30 ms has greeted by then, unless its machine is busy
 # A socket's path holds 104 bytes on the tightest systems, and ssh appends 17 while it makes the socket.
 MAX_CONTROL_PATH = 104 - 17 - 1 - len(".1")
 
