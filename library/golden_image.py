@@ -139,18 +139,7 @@ from pennypod.ansible import run_module
 from pennypod.clock import SystemClock
 from pennypod.errors import InputError
 from pennypod.events import Events
-from pennypod.golden import (
-    Bake,
-    Bakery,
-    Choice,
-    Golden,
-    GoldenStore,
-    Pulls,
-    Recipe,
-    content_hash,
-    image_maker,
-    next_name,
-)
+from pennypod.golden import Bake, Bakery, Choice, Golden, GoldenStore, Pulls, Recipe, content_hash, image_maker
 from pennypod.ledger import Ledger, open_ledger
 from pennypod.model.image import RegistryLogin, parse_repository
 from pennypod.oci.logins import pull_login, push_login, snapshot_login
@@ -195,10 +184,11 @@ def _baked(
     options, run = module.params, module.params["run"]
     clock, name = SystemClock(), options["provider"]
     recipe = _recipe(options, name, ledger.run(run).job, providers)
+    maker: object = providers.get(name)
+    place = _place(options["registry"] or "") if isinstance(maker, TakesSnapshots) else None
     if module.check_mode:
-        maker: object = providers.get(name)
         saved = maker.saved_images() if isinstance(maker, SavesImages) else {}
-        would_be = next_name(recipe.job, GoldenStore(settings.home), saved)
+        would_be, _ = GoldenStore(settings.home).would_take(recipe.job, saved)
         return {**_result({}, changed=True), "name": would_be, "diff": {"before": {}, "after": {"name": would_be}}}
     tenancy = _tenancy_of(run, Rental(providers, ledger, clock), name)
     bake = Bake(
@@ -214,11 +204,9 @@ def _baked(
     def tell(text: str) -> None:
         events.emit("bootstrap", text)
 
-    provider: object = providers[name]
-    if isinstance(provider, TakesSnapshots):
-        place = _place(options["registry"] or "")
+    if isinstance(maker, TakesSnapshots) and place is not None:
         ssh = Ssh(run_target(settings, run, tenancy.address))
-        golden = Snapshots(settings, provider, clock).bake(bake, ssh, place, ledger, tell)
+        golden = Snapshots(settings, maker, clock).bake(bake, ssh, place, ledger, tell)
     else:
         golden = Bakery(settings, image_maker(name, providers), clock).bake(bake, ledger, tell)
     took = clock.now() - begun
@@ -235,7 +223,7 @@ def _pushed(
     if not made:
         raise InputError(f"run {run} has baked no image that could be pushed")
     golden = made[-1]
-    if golden.remote.startswith(f"{to}@") and isinstance(providers.get(golden.provider), TakesSnapshots):
+    if golden.remote.startswith(f"{to}@") and golden.only_remote:
         return _result(golden.as_document(), changed=False)  # its host has pushed it
     if module.check_mode:
         changed = not golden.remote.startswith(f"{to}@")

@@ -13,7 +13,7 @@ import fcntl
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -35,6 +35,7 @@ MARK = "bake.json"
 MANIFEST_LABEL = "pennypod.golden.manifest"
 _NAME = re.compile(r"golden-(?P<job>[a-z0-9_]+)-v(?P<version>[1-9]\d*)")
 _LOCK_PATIENCE = 120  # times that the holder of the lock may be waited for, half a second to two each
+_DEBIAN = ("dpkg-query", "-W", "-f", "${Package} ${Version}\n")
 _PROBE = """\
 import importlib.metadata, json
 print(json.dumps({found.metadata["Name"]: found.version for found in importlib.metadata.distributions()}))
@@ -69,6 +70,16 @@ class Golden:
     layer_bytes: int = 0
     remote: str = ""
     """Where a registry has confirmed it, "HOST/REPO@sha256:...". The digest is of the manifest there."""
+
+    @property
+    def only_remote(self) -> bool:
+        """Whether no engine ever had it: the host of a pod has pushed it."""
+        return self.reference == self.remote
+
+    @property
+    def tag(self) -> str:
+        """What it is called in a registry. For people, and so that it is not cleared away: nothing is started by it."""
+        return f"{self.name}-{self.run.rpartition('-')[2]}"
 
     def as_document(self) -> dict[str, Any]:
         return asdict(self)
@@ -247,7 +258,7 @@ class GoldenStore:
 
     @contextmanager
     def naming(self) -> Iterator[None]:
-        """One at a time gives images their names, where no engine's lock does that."""
+        """One at a time gives names, or takes away what no engine's lock guards."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with (self.folder / "naming.lock").open("w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -266,14 +277,17 @@ class GoldenStore:
         except (OSError, ValueError):
             return 0
 
-    def take_version(self, job: str, version: int) -> None:
-        write_atomically(self.folder / f"{job}.last", f"{version}\n", 0o600)
+    def would_take(self, job: str, saved: Iterable[str] = ()) -> tuple[str, int]:
+        """Name and version that an image of the job would get now. `saved` are the names that a provider has."""
+        version = next_version(job, [*(item.name for item in self.all()), *saved], self.last_version(job))
+        return f"golden-{job}-v{version}", version
 
-
-def next_name(job: str, store: GoldenStore, saved: Iterable[str] = ()) -> str:
-    """The name that an image of the job would get now. `saved` are those that a provider has."""
-    names = [*(item.name for item in store.all()), *saved]
-    return f"golden-{job}-v{next_version(job, names, store.last_version(job))}"
+    def take_name(self, job: str, saved: Iterable[str] = ()) -> tuple[str, int]:
+        """The same, and nobody gets it again: two bakes at once, at one provider or two, have two names."""
+        with self.naming():
+            name, version = self.would_take(job, saved)
+            write_atomically(self.folder / f"{job}.last", f"{version}\n", 0o600)
+        return name, version
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,6 +300,52 @@ class Bake:
     role_hash: str
     python: str
     pod_home: str
+
+
+Ask = Callable[[Sequence[str]], str]
+"""The stdout of a command on the pod, empty when it fails there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Installed:
+    """What is on a bootstrapped pod, by name with its version: Debian's packages, and those of the job's Python."""
+
+    debian: dict[str, str]
+    python: dict[str, str]
+
+
+def installed(ask: Ask, python: str) -> Installed:
+    """Ask a pod for it, before anything is taken off it."""
+    debian = (line.partition(" ") for line in ask(_DEBIAN).splitlines())
+    return Installed({package: version for package, _, version in debian}, _packages(ask([python, "-c", _PROBE])))
+
+
+def begun(bake: Bake, name: str, version: int, there: Installed, now: float) -> Golden:
+    """An image as far as it is known before it is made."""
+    return Golden(
+        name=name,
+        job=bake.recipe.job,
+        version=version,
+        provider=bake.recipe.provider,
+        run=bake.run,
+        baked=round(now, 3),
+        base=bake.recipe.base,
+        requirements_hash=bake.recipe.hash,
+        role_hash=bake.role_hash,
+        pennypod=__version__,
+        python=bake.python,
+        debian_packages=there.debian,
+        python_packages=there.python,
+        base_weights=[dict(item) for item in bake.recipe.requirements.get("base_weights") or []],
+    )
+
+
+def raise_if_cut_off(ledger: Ledger, run: str, controller: str) -> None:
+    """Before an image counts. The guard fences a run before it takes its image away, and waits for the lock that the
+    caller holds: it comes after us. Raises FencedError."""
+    ledger.raise_if_fenced(run, controller)
+    if not processes.is_alive(controller):
+        raise FencedError("the command that started this bake has ended")
 
 
 def mark_begun(settings: Settings, bake: Bake) -> None:
@@ -313,17 +373,14 @@ class Bakery:
         controller = ledger.run(bake.run).controller
         mark_begun(self._settings, bake)
         with self._provider.saving(on_progress):
-            name = next_name(bake.recipe.job, self.store, self._provider.saved_images())
-            golden = self._begun(bake, name)
+            there = installed(lambda argv: self._provider.ask_pod(bake.pod_id, argv), bake.python)
+            name, version = self.store.take_name(bake.recipe.job, self._provider.saved_images())
+            golden = begun(bake, name, version, there, self._clock.now())
             try:
                 saved = self._provider.save_image(
                     bake.pod_id, bake.run, labels_of(golden), bake.pod_home, _watching(ledger, bake.run, on_progress)
                 )
-                # The guard fences a run before it discards its image, and needs `saving` for that: it comes after us.
-                ledger.raise_if_fenced(bake.run, controller)
-                if not processes.is_alive(controller):
-                    raise FencedError("the command that started this bake has ended")
-                self.store.take_version(golden.job, golden.version)
+                raise_if_cut_off(ledger, bake.run, controller)
                 reference = self._provider.publish_image(bake.run, name)
                 facts = {key: value for key, value in asdict(saved).items() if key != "reference"}
                 golden = Golden.from_document({**golden.as_document(), **facts, "reference": reference})
@@ -332,26 +389,6 @@ class Bakery:
                 self._discard(bake.run)
                 raise
         return golden
-
-    def _begun(self, bake: Bake, name: str) -> Golden:
-        ask = self._provider.ask_pod
-        debian = (line.partition(" ") for line in ask(bake.pod_id, _DEBIAN).splitlines())
-        return Golden(
-            name=name,
-            job=bake.recipe.job,
-            version=int(name.rpartition("-v")[2]),
-            provider=bake.recipe.provider,
-            run=bake.run,
-            baked=round(self._clock.now(), 3),
-            base=bake.recipe.base,
-            requirements_hash=bake.recipe.hash,
-            role_hash=bake.role_hash,
-            pennypod=__version__,
-            python=bake.python,
-            debian_packages={package: version for package, _, version in debian},
-            python_packages=_packages(ask(bake.pod_id, [bake.python, "-c", _PROBE])),
-            base_weights=[dict(item) for item in bake.recipe.requirements.get("base_weights") or []],
-        )
 
     def push(
         self,
@@ -371,9 +408,7 @@ class Bakery:
         if not is_there(golden, self._provider.saved_images()):
             raise InputError(f"{golden.name} is missing on the engine: only its own machine can push it")
         on_progress(f"pushing {golden.name}, {golden.bytes / 1e6:.0f} MB, to {to}")
-        # The tag is for people and keeps the registry from clearing the image away; nothing is ever started by it.
-        tag = f"{golden.name}-{golden.run.rpartition('-')[2]}"
-        digest = self._provider.push_image(golden.name, to, tag, login)
+        digest = self._provider.push_image(golden.name, to, golden.tag, login)
         if not registry.has(to, digest):
             again = f"pennypod images push {golden.name} {to}"
             raise TransientError(f"{to.host} does not have {golden.name} after the push: try again: {again}")
@@ -398,9 +433,6 @@ class Bakery:
         with self._provider.saving(_patience()):
             self._provider.remove_image(golden.name)
             self.store.remove(golden.name)
-
-
-_DEBIAN = ("dpkg-query", "-W", "-f", "${Package} ${Version}\n")
 
 
 def unbake(settings: Settings, providers: Mapping[str, Provider], clock: Clock, run: str) -> None:

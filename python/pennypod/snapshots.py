@@ -12,16 +12,27 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+import shlex
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pennypod import __version__, fuse, processes
+from pennypod import fuse
 from pennypod.clock import Clock
-from pennypod.errors import FencedError, InvalidError, SshError, TransientError
-from pennypod.golden import Bake, Golden, GoldenStore, OnProgress, labels_of, mark_begun, next_name
+from pennypod.errors import InvalidError, SshError, TransientError
+from pennypod.golden import (
+    Bake,
+    Golden,
+    GoldenStore,
+    OnProgress,
+    begun,
+    installed,
+    labels_of,
+    mark_begun,
+    raise_if_cut_off,
+)
 from pennypod.ledger import Ledger
 from pennypod.model.image import RegistryLogin, Repository
 from pennypod.providers.base import TakesSnapshots
@@ -36,6 +47,7 @@ _LOOK_S = 10.0
 _TELL_S = 30.0
 _SEAL = Path(__file__).parent / "onpod" / "seal.py"
 _SEAL_S = 300.0
+_ASK_S = 120.0
 TAG = "latest"  # the call knows no tag, so the host pushes the one that is meant without
 # Whose values belong to an image and not to one pod. Everything else that a container has was given to it.
 _OF_AN_IMAGE = re.compile(
@@ -69,33 +81,29 @@ class Snapshots:
         mark_begun(self._settings, bake)
         before = _digest(place.registry.manifest(place.repository, TAG))
         on_progress("taking keys, logins, caches and logs off the pod: nobody can log in from here on")
-        told = self._seal(bake, ssh)
+        there = installed(lambda argv: _said(ssh, argv), bake.python)
+        self._seal(bake, ssh)
         self._hold(ledger.run(bake.run).deadline, ssh)
         on_progress(f"the host commits the pod and pushes it to {place.repository}")
         self._provider.take_snapshot(bake.pod_id, place.repository, place.login)
-        raw = self._pushed(bake, place, before, lambda: ledger.raise_if_fenced(bake.run), on_progress)
+        raw, config = self._pushed(bake, place, before, lambda: ledger.raise_if_fenced(bake.run), on_progress)
+        name, version = self._store.take_name(bake.recipe.job)
+        golden = _cleaned(begun(bake, name, version, there, self._clock.now()), raw, config, place)
         with self._store.naming():
-            golden = self._cleaned(self._named(bake, told), raw, place)
-            # The guard fences a run before it forgets its image, and names nothing meanwhile: it comes after us.
-            ledger.raise_if_fenced(bake.run, controller)
-            if not processes.is_alive(controller):
-                raise FencedError("the command that started this bake has ended")
+            raise_if_cut_off(ledger, bake.run, controller)
             self._store.write(golden)
         return golden
 
-    def _seal(self, bake: Bake, ssh: Ssh) -> dict[str, Any]:
-        rules = json.dumps({"home": bake.pod_home, "python": bake.python})
-        done = ssh.run_script(_SEAL, [rules], _SEAL_S)
+    def _seal(self, bake: Bake, ssh: Ssh) -> None:
+        done = ssh.run_script(_SEAL, [bake.pod_home], _SEAL_S)
         try:
-            told, sealed = (json.loads(line) for line in done.stdout.splitlines()[-2:])
-            left = list(sealed["left"])
+            left = list(json.loads(done.stdout)["left"])
         except (ValueError, KeyError, TypeError) as exc:
             raise TransientError(
                 f"the pod could not be sealed (exit status {done.rc}): no image is made of it"
             ) from exc
         if left:
             raise TransientError(f"the pod could not be sealed, {left[0]} is left on it: no image is made of it")
-        return dict(told)
 
     def _hold(self, deadline: float | None, ssh: Ssh) -> None:
         """Nobody can renew the lease of the pod's fuse any more: let it last until the run's deadline. The connection
@@ -106,8 +114,9 @@ class Snapshots:
 
     def _pushed(
         self, bake: Bake, place: Place, before: str, should_stop: Callable[[], None], on_progress: OnProgress
-    ) -> Manifest:
-        """Wait for the image of this very pod: of what the registry shows meanwhile, somebody else's does not count."""
+    ) -> tuple[Manifest, dict[str, Any]]:
+        """Wait for the image of this very pod, and its configuration: of what the registry shows meanwhile, somebody
+        else's does not count."""
         began = told = self._clock.now()
         passed = before
         while True:
@@ -115,8 +124,9 @@ class Snapshots:
             found = self._shown(place)
             if found is not None and found.digest != passed:
                 passed = found.digest
-                if _is_of(bake.pod_id, _config_of(found, place)):
-                    return found
+                config = _config_of(found, place)
+                if _is_of(bake.pod_id, config):
+                    return found, config
             now = self._clock.now()
             if now - began > PATIENCE_S:
                 raise TransientError(
@@ -133,43 +143,29 @@ class Snapshots:
         except TransientError:
             return None  # asked again
 
-    def _named(self, bake: Bake, told: Mapping[str, Any]) -> Golden:
-        name = next_name(bake.recipe.job, self._store)
-        version = int(name.rpartition("-v")[2])
-        self._store.take_version(bake.recipe.job, version)
-        return Golden(
-            name=name,
-            job=bake.recipe.job,
-            version=version,
-            provider=bake.recipe.provider,
-            run=bake.run,
-            baked=round(self._clock.now(), 3),
-            base=bake.recipe.base,
-            requirements_hash=bake.recipe.hash,
-            role_hash=bake.role_hash,
-            pennypod=__version__,
-            python=bake.python,
-            debian_packages=dict(told.get("debian") or {}),
-            python_packages=dict(told.get("python") or {}),
-            base_weights=[dict(item) for item in bake.recipe.requirements.get("base_weights") or []],
-        )
 
-    def _cleaned(self, golden: Golden, raw: Manifest, place: Place) -> Golden:
-        """Write an image of the same layers that is nobody's pod; the tag that the host pushed to names it, too."""
-        manifest = json.loads(raw.content)
-        config = json.dumps(cleaned(_config_of(raw, place), labels_of(golden)), sort_keys=True).encode()
-        digest = place.registry.put_blob(place.repository, config)
-        manifest["config"] = {**manifest["config"], "digest": digest, "size": len(config)}
-        content = json.dumps(manifest).encode()
-        tag = f"{golden.name}-{golden.run.rpartition('-')[2]}"
-        made = place.registry.put_manifest(place.repository, tag, content, raw.media_type)
-        place.registry.put_manifest(place.repository, TAG, content, raw.media_type)
-        if not place.registry.has(place.repository, made):
-            raise TransientError(f"{place.repository.host} does not have {golden.name} after it was written")
-        at = place.repository.at(made)
-        size = sum(int(layer.get("size") or 0) for layer in manifest["layers"])
-        added = int(manifest["layers"][-1].get("size") or 0)
-        return replace(golden, reference=at, remote=at, digest=made, image_id=digest, bytes=size, layer_bytes=added)
+def _said(ssh: Ssh, argv: Sequence[str]) -> str:
+    """The stdout of a command on the pod, empty when it fails there."""
+    done = ssh.run(shlex.join(argv), timeout_s=_ASK_S)
+    return done.stdout.decode(errors="replace") if done.rc == 0 else ""
+
+
+def _cleaned(golden: Golden, raw: Manifest, config: Mapping[str, Any], place: Place) -> Golden:
+    """Write an image of the same layers that is nobody's pod; the tag that the host pushed to names it, too."""
+    manifest = json.loads(raw.content)
+    clean = json.dumps(cleaned(config, labels_of(golden)), sort_keys=True).encode()
+    digest = place.registry.put_blob(place.repository, clean)
+    manifest["config"] = {**manifest["config"], "digest": digest, "size": len(clean)}
+    content = json.dumps(manifest).encode()
+    made = place.registry.put_manifest(place.repository, golden.tag, content, raw.media_type)
+    place.registry.put_manifest(place.repository, TAG, content, raw.media_type)
+    if not place.registry.has(place.repository, made):
+        raise TransientError(f"{place.repository.host} does not have {golden.name} after it was written")
+    at = place.repository.at(made)
+    sizes = [int(layer.get("size") or 0) for layer in manifest["layers"]]
+    return replace(
+        golden, reference=at, remote=at, digest=made, image_id=digest, bytes=sum(sizes), layer_bytes=sizes[-1]
+    )
 
 
 def cleaned(config: Mapping[str, Any], labels: Mapping[str, str]) -> dict[str, Any]:

@@ -254,6 +254,14 @@ def test_a_version_is_not_given_again_after_its_image_was_removed(settings: Sett
     assert bake(settings, maker).name == "golden-demo-v2"
 
 
+def test_two_bakes_at_once_have_two_names_wherever_they_are_made(settings: Settings) -> None:
+    open_run(settings)
+    maker = Maker()
+    elsewhere: list[str] = []
+    maker.while_saving = lambda: elsewhere.append(GoldenStore(settings.home).take_name("demo")[0])
+    assert (bake(settings, maker).name, elsewhere) == ("golden-demo-v1", ["golden-demo-v2"])
+
+
 def test_a_name_that_means_another_image_by_now_is_not_taken(settings: Settings) -> None:
     open_run(settings)
     maker = Maker()

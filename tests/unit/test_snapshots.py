@@ -43,7 +43,11 @@ class FakeHost:
 def pushed(tmp_path: Path, registry: FakeRegistry, said: list[str]) -> Manifest:
     settings = load_settings({"PENNYPOD_HOME": str(tmp_path)})
     place = Place(HERE, RegistryLogin("ghcr.io", "me", "x"), registry)  # type: ignore[arg-type]
-    return Snapshots(settings, FakeHost(), FakeClock())._pushed(BAKE, place, "sha256:11", lambda: None, said.append)
+    manifest, config = Snapshots(settings, FakeHost(), FakeClock())._pushed(
+        BAKE, place, "sha256:11", lambda: None, said.append
+    )
+    assert config["config"]["Env"] == [f"CONTAINER_ID={BAKE.pod_id}"]
+    return manifest
 
 
 def test_an_image_of_another_pod_is_passed_over_and_a_silent_registry_asked_again(tmp_path: Path) -> None:

@@ -111,8 +111,8 @@ def _remove(app: App, goldens: Sequence[Golden], dry_run: bool) -> int:
             click.echo(f"would remove {item.name}")
             continue
         try:
-            if item.reference == item.remote:
-                GoldenStore(app.settings.home).remove(item.name)  # only a registry ever had it
+            if item.only_remote:
+                GoldenStore(app.settings.home).remove(item.name)
             else:
                 Bakery(app.settings, image_maker(item.provider, app.providers), app.clock).remove(item)
             click.echo(f"removed {item.name}")
@@ -127,7 +127,7 @@ def _remove(app: App, goldens: Sequence[Golden], dry_run: bool) -> int:
 def _there(app: App, baked: Sequence[Golden]) -> set[str]:
     from pennypod.golden import image_maker, is_there
 
-    here = [item for item in baked if item.reference != item.remote]
+    here = [item for item in baked if not item.only_remote]
     saved = {name: image_maker(name, app.providers).saved_images() for name in {item.provider for item in here}}
     return {item.name for item in here if is_there(item, saved[item.provider])}
 

@@ -1,9 +1,9 @@
 """Removes from a rented pod what must not be in an image of it. Standalone: standard library only, Python 3.8 or newer.
 
-    seal.py RULES    a JSON object: home (our folder there), python (whose packages to tell)
+    seal.py HOME    our folder there; tells as one line of JSON what could not be removed
 
-First tells, as one line of JSON, what is installed. Then keys, logins, histories, caches and logs go, our folder but
-for base weights, and what the provider has written for this pod only. Who is logged in stays so; nobody else gets in.
+Keys, logins, histories, caches and logs go, our folder but for base weights, and what the provider has written for this
+pod only. Who is logged in stays so; nobody else gets in.
 """
 
 from __future__ import annotations
@@ -14,19 +14,12 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, List
+    from typing import List
 
-_DEBIAN = ("dpkg-query", "-W", "-f", "${Package} ${Version}\n")
-_PYTHON = (
-    "import importlib.metadata, json;"
-    "print(json.dumps({d.metadata['Name']: d.version for d in importlib.metadata.distributions()}))"
-)
-_LIMIT_S = 120
 # Patterns of what goes, whoever made it. Nothing in here is read by a pod that starts from the image.
 _GONE = (
     *("/tmp/*", "/tmp/.*", "/var/tmp/*", "/var/log/*", "/var/spool/cron/*"),  # noqa: S108 - places on a pod
@@ -38,24 +31,6 @@ _GONE_AT_HOME = (".ssh", ".cache", ".config", ".netrc", ".docker", ".aws", ".vas
 _EMPTIED = ("/etc/machine-id",)
 _VARIABLES = ("/etc/environment",)
 _OF_A_POD = re.compile(r"^\s*(?:export\s+)?(?:CONTAINER_|VAST_|SSH_|PUBLIC_IP|JUPYTER_|OPEN_BUTTON|PENNYPOD_|DATA_DIR)")
-
-
-def installed(python: str) -> Dict[str, Any]:
-    """Packages by name with their versions: Debian's, and those of that Python."""
-    debian = dict(line.split(" ", 1) for line in _said(_DEBIAN).splitlines() if " " in line)
-    try:
-        found = json.loads(_said((python, "-c", _PYTHON)))
-    except ValueError:
-        found = {}
-    return {"debian": debian, "python": found}
-
-
-def _said(argv: Any) -> str:
-    try:
-        done = subprocess.run(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=_LIMIT_S, check=False)
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return done.stdout.decode(errors="replace") if done.returncode == 0 else ""
 
 
 def seal(home: str) -> List[str]:
@@ -95,12 +70,10 @@ def _without_variables(path: str) -> None:
                 file.writelines(kept)
 
 
-def main(rules: Dict[str, Any]) -> int:
-    print(json.dumps(installed(rules["python"])), flush=True)
-    left = seal(rules["home"])
-    print(json.dumps({"left": left}), flush=True)
+def main(home: str) -> int:
+    print(json.dumps({"left": seal(home)}))
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(json.loads(sys.argv[1])))
+    sys.exit(main(sys.argv[1]))
