@@ -15,7 +15,7 @@ from pennypod.clock import SystemClock
 from pennypod.errors import DiskFullError, SourceChangedError, TransferError
 from pennypod.transfer import plan_upload, upload
 from pennypod.transfer.outgoing import LARGE_BYTES, Outgoing
-from pennypod.transfer.shares import FIRST_STREAMS, SHARED_FROM, streams_for
+from pennypod.transfer.shares import FIRST_STREAMS, SHARED_FROM, _Share, _StoppedError, streams_for
 from pod_folder import FolderSsh, contents
 from small_disk import mounted
 
@@ -97,6 +97,25 @@ def test_a_share_that_breaks_off_costs_its_own_files_only(tmp_path: Path, up: in
     assert contents(tmp_path / "pod/data") == contents(data)
     assert done.reconnects <= 1
     assert done.bytes < plan.bytes * 1.5
+
+
+def test_a_file_that_a_share_took_and_lost_goes_again_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pod would wait for a share that never comes: no answer is due then."""
+    take, lost = _Share._take, []
+
+    def lose_the_first(share: _Share) -> int | None:
+        number = take(share)
+        if number is not None and not lost:
+            lost.append(number)
+            raise _StoppedError
+        return number
+
+    monkeypatch.setattr(_Share, "_take", lose_the_first)
+    data = images(tmp_path / "data", 40_000_000)
+    done = upload(FolderSsh(round_trip_s=0.1), plan_upload(None, data), str(tmp_path / "pod"), clock=NoWait())
+    assert contents(tmp_path / "pod/data") == contents(data)
+    assert (len(lost), done.reconnects) == (1, 1)
+    assert done.seconds < 60, "not after a silence that ends the line"
 
 
 def test_a_file_that_vanishes_from_a_share_fails_the_upload(tmp_path: Path) -> None:

@@ -149,10 +149,9 @@ class Shares:
                 if share.used and share.error is not None and not isinstance(share.error, LineBrokenError):
                     raise share.error
 
-    @property
-    def tallies(self) -> list[Tally]:
-        """What each share has sent that got something to send."""
-        return [share.tally for share in self._all if share.tally.sent]
+    def tallies_of(self, todo: Outgoing) -> list[Tally]:
+        """What each share has sent of it that got something to send."""
+        return [share.tally for share in self._all if share.tally.sent and todo is self.shared]
 
     def take(self, share: _Share) -> int | None:
         """The next file of a share."""

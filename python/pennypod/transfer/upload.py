@@ -312,6 +312,10 @@ class _Upload:
                 raise
             finally:
                 self._count_shares(shares, attempt)
+            for one, own in zip(todo, sent, strict=True):
+                others = (number for tally in shares.tallies_of(one) for number, _ in tally.sent)
+                if {number for number, _ in own} | {*others} != {*one.numbers}:
+                    raise LineBrokenError("a share of the files was taken and not sent")
             attempt.now = self._look_again()  # while the pod looks at what it has
             answer = session.message()
         attempt.removed = int(answer["removed"])
@@ -325,10 +329,9 @@ class _Upload:
         tally = Tally()
 
         def numbers() -> Iterator[int]:
-            shares.check()
-            while (number := todo.take()) is not None:
-                yield number
+            for number in iter(todo.take, None):
                 shares.check()
+                yield number
 
         if todo.numbers:
             try:
@@ -339,9 +342,10 @@ class _Upload:
 
     def _count_shares(self, shares: Shares, attempt: _Attempt) -> None:
         """What went over the further connections, and what of it the pod refused."""
-        todo, tallies = shares.shared, shares.tallies
-        self.streams = max(self.streams, 1 + len(tallies))
+        todo = shares.shared
         if todo is not None:
+            tallies = shares.tallies_of(todo)
+            self.streams = max(self.streams, 1 + len(tallies))
             for tally in tallies:
                 self._count(todo, tally, attempt)
             attempt.bad += [todo.name(number) for number in shares.bad]
