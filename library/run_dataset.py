@@ -195,7 +195,8 @@ SHOWN_PATHS = 20
 def body(module: AnsibleModule) -> dict[str, Any]:
     """Ship what the options name, or say what would be shipped."""
     options = module.params
-    plan = shipping.plan_of(options)
+    # What is only begun looks at the files itself: twice would be in the way of the repairs that go on meanwhile.
+    plan = UploadPlan(()) if options["state"] == "begun" else shipping.plan_of(options)
     if options["state"] == "kept":
         return _keep(module, plan)
     if module.check_mode and not options["host"]:
@@ -208,7 +209,7 @@ def body(module: AnsibleModule) -> dict[str, Any]:
     if options["state"] == "begun":
         if not module.check_mode:
             shipping.begin(load_settings(), options)
-        return {**_predicted(plan, _nothing(plan)), "changed": False}
+        return _predicted(plan, _nothing(plan))
     ssh = connect(options, load_settings(), SystemClock())
     if module.check_mode:
         return _predicted(plan, preview(ssh, plan, options["pod_home"]))

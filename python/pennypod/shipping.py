@@ -172,14 +172,13 @@ class Shipping:
             return self.ship_now(ssh, plan)
         with _alone(self.settings, self.run, self.clock, self.on_tick):
             note = _read(self.settings, self.run)
-            fits = note.get("pod") == _pod(self.settings, self.options) and note.get("mark") == _mark(
-                self.options, plan
-            )
-            if fits:
+            same_pod = note.get("pod") == _pod(self.settings, self.options)
+            try:
+                if not same_pod or note.get("mark") != _mark(self.options, plan):
+                    return self.ship_now(ssh, plan)
                 for text in note["warnings"]:
                     self.warn(text)
-            try:
-                return dict(note["result"]) if fits else self.ship_now(ssh, plan)
+                return dict(note["result"])
             finally:
                 (self.settings.run_dir(self.run) / NOTE).unlink(missing_ok=True)
 

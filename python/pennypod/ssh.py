@@ -210,22 +210,21 @@ class Ssh:
 
         The first one can do with the shared connection: TCP has more under way than the window of one stream.
         """
-        for other in (self._spare(number), self):
-            if other is not None and other.is_open and (other is not self or number == 1):
-                return Ssh(other.target, traffic)
-        return Ssh(replace(self.target, control_path=None), traffic)
+        ways = [*self._spares()[number - 1 : number], *([self] if number == 1 else [])]
+        target = next((way.target for way in ways if way.is_open), replace(self.target, control_path=None))
+        return Ssh(target, traffic)
 
-    def _spare(self, number: int) -> Ssh | None:
+    def _spares(self) -> list[Ssh]:
         path = self.target.control_path
-        return None if path is None else Ssh(replace(self.target, control_path=path.with_suffix(f".{number}")))
+        paths = [path.with_suffix(f".{number}") for number in range(1, SPARES + 1)] if path is not None else []
+        return [Ssh(replace(self.target, control_path=spare)) for spare in paths]
 
     def open_spares(self, login_s: float) -> None:
         """Log in some more times where the line has a delay, for those who come `beside` later. Whether it may have one
         is told by how long a login has taken. Returns when they stand or have failed, which nobody needs to know."""
         if login_s < LONG_LOGIN_S:
             return
-        spares = [self._spare(number) for number in range(1, SPARES + 1)]
-        closed = [spare for spare in spares if spare is not None and not spare.is_open]
+        closed = [spare for spare in self._spares() if not spare.is_open]
         if not closed or (self.round_trip_s() or 0.0) < FAR_S:
             return
         logins = []
@@ -271,8 +270,8 @@ class Ssh:
 
     def close(self) -> None:
         """End the shared connection and the spare ones, if there are any. Never raises."""
-        for one in (self, *(self._spare(number) for number in range(1, SPARES + 1))):
-            if one is None or not one.is_open:
+        for one in (self, *self._spares()):
+            if not one.is_open:
                 continue
             command = ["ssh", *one.target.options(), "-O", "exit", "-p", str(self.target.port)]
             with contextlib.suppress(OSError, subprocess.SubprocessError):
