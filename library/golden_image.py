@@ -284,6 +284,8 @@ def _recipe(options: dict[str, Any], name: str, job: str, providers: dict[str, P
 
 def _place(registry: str) -> Place:
     """Where a pod's host is to push."""
+    if not registry:
+        raise InputError("the pod's host pushes the image itself: say where to, with -e registry=HOST/REPO")
     to = parse_repository(registry)
     login = snapshot_login(to.host, os.environ)
     return Place(to, login, _registry(to.host, login))

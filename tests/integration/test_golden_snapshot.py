@@ -148,6 +148,9 @@ def test_without_a_place_or_a_login_nothing_is_rented(house: Bakehouse) -> None:
     )
     assert done.returncode != 0
     assert "set PENNYPOD_REGISTRY_SNAPSHOT_LOGIN=USER:TOKEN@HOST" in done.stdout + done.stderr
+    done = house.workspace.play(playbook="bake.yml", job="tiny", provider="vast", env=house.env)
+    assert done.returncode != 0
+    assert "say where to, with -e registry=HOST/REPO" in done.stdout + done.stderr
     assert house.sim.creates() == before
 
 
