@@ -17,8 +17,7 @@ from pennypod.monitor import Monitor
 from pennypod.providers.registry import all_providers
 from workspace import Workspace, wait_until
 
-# One after the other: a process that looks like a cron daemon is seen by every test on the machine.
-pytestmark = [pytest.mark.pod, pytest.mark.xdist_group("cron")]
+pytestmark = pytest.mark.pod
 
 LONG = {"tiny_epochs": 600}
 
@@ -175,7 +174,24 @@ def test_without_cron_nothing_is_rented(tmp_path: Path, missing: str, advice: st
     left = Left(tmp_path)
     if missing == "crontab":
         (left.table.path / "crontab").unlink()
-    done = left.train()
+    # Processes of its own: the machine may well have a cron daemon, and so may a container on it.
+    alone = [
+        "unshare",
+        "--pid",
+        "--fork",
+        "--kill-child",
+        "--mount-proc",
+        *(["--map-root-user"] if os.geteuid() else []),
+    ]
+    done = subprocess.run(
+        [*alone, *left.workspace.command(job="tiny", detach="true")],
+        cwd=left.workspace.root,
+        env=left.workspace.environment | {"PATH": left.path},
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        timeout=200,
+    )
     assert done.returncode != 0
     (error,) = [line for line in (done.stdout + done.stderr).splitlines() if line.startswith("error:")]
     assert advice in error
