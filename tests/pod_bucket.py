@@ -19,11 +19,7 @@ from pennypod.store.embedded import EmbeddedStore
 @contextmanager
 def pod_bucket(settings: Settings, home: Path) -> Iterator[EmbeddedStore]:
     """A running store whose state is in `home`. Skips the test where containers find no address of this machine."""
-    provider = LocalProvider(settings, os.environ)
-    address = "" if provider.engine.rootless else gateway(provider.engine)
-    if not address:
-        pytest.skip("this engine's containers find no host address of ours")
-    with _bridge(provider):
+    with pod_bridge(settings) as address:
         server = EmbeddedStore(home, pod_address=address)
         server.start()
         try:
@@ -33,13 +29,20 @@ def pod_bucket(settings: Settings, home: Path) -> Iterator[EmbeddedStore]:
 
 
 @contextmanager
-def _bridge(provider: LocalProvider) -> Iterator[None]:
-    """Podman's bridge has its address only while a container is on it: here one that does nothing."""
-    provider.prepare("stock", lambda _said: None)
+def pod_bridge(settings: Settings) -> Iterator[str]:
+    """This machine's address as its pods find it, there before the first of them is. Skips the test where none is.
+
+    Podman's bridge has its address only while a container is on it: here one that does nothing.
+    """
+    provider = LocalProvider(settings, os.environ)
     engine, name = provider.engine, f"build-pennypod-bridge-{secrets.token_hex(4)}"
+    address = "" if engine.rootless else gateway(engine)
+    if not address:
+        pytest.skip("this engine's containers find no host address of ours")
+    provider.prepare("stock", lambda _said: None)
     args = ["run", "--detach", "--rm", "--pull", "never", "--name", name, *engine.flags]
     engine.check(*args, "--entrypoint", "/bin/sleep", image_reference("stock"), "900")
     try:
-        yield
+        yield address
     finally:
         engine.remove_container(name)

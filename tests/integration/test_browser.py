@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import tarfile
 from collections.abc import Iterator
@@ -13,10 +12,9 @@ import browser as browsers
 import canaries
 import pytest
 from browser import Browser
-from pennypod.providers.local.engine import find_engine
 from pennypod.providers.registry import all_providers
-from pennypod.simulator.pods import gateway
 from pennypod.store.embedded import EmbeddedStore
+from pod_bucket import pod_bucket
 from serving import ADMIN, SECRET, Rehearsal, Served, Serving
 from workspace import BIN, TINY_JOB, Workspace, wait_until
 
@@ -80,12 +78,6 @@ def driver(tmp_path: Path) -> Iterator[browsers.Driver]:
     folder.mkdir()
     with browsers.driver(folder) as driver:
         yield driver
-
-
-def store_for_pods(workspace: Workspace) -> EmbeddedStore:
-    """A bucket that pods reach too, where the engine's bridge has an address of this machine."""
-    engine = find_engine(os.environ, workspace.settings.cache_dir)
-    return EmbeddedStore(workspace.home, pod_address="" if engine.rootless else gateway(engine))
 
 
 def check_live_row(row: list[str]) -> None:
@@ -169,11 +161,10 @@ def test_a_browser_sees_a_webhooks_run_from_its_pod_to_its_receipt(
         window.open(served.url)
         for shown in ("Nothing bills.", "No run.", "Nobody waits.", "None yet."):
             assert shown in window.text()
-        run = served.start_run("keeping")
-        wait_until(lambda: window.cells("pods", run), SLOW_S, "the page shows a pod without being loaded again")
-        check_live_row(window.cells("pods", run))
-        # Only now, with the first pod, the engine's bridge has its address; the training's start asks for the bucket.
-        with store_for_pods(workspace) as store:
+        with pod_bucket(workspace.settings, workspace.home) as store:
+            run = served.start_run("keeping")
+            wait_until(lambda: window.cells("pods", run), SLOW_S, "the page shows a pod without being loaded again")
+            check_live_row(window.cells("pods", run))
             wait_until(lambda: window.cells("ended", run), SLOW_S, "the run has ended")
             ended = window.cells("ended", run)
             assert ended[OUTCOME : PODS + 1] == ["succeeded", "1 proven gone"], served.status(run)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,9 +10,8 @@ import pytest
 import requests
 from loopback_sshd import free_port
 from pennypod.callbacks import read_access
-from pennypod.providers.local.engine import find_engine
 from pennypod.providers.registry import all_providers
-from pennypod.simulator.pods import gateway
+from pod_bucket import pod_bridge
 from serving import ADMIN, Served, Serving
 from tcp_proxy import CuttingProxy
 from workspace import TINY_JOB, Workspace, wait_until
@@ -36,13 +34,10 @@ def workspace(tmp_path: Path) -> Iterator[Workspace]:
 
 
 @pytest.fixture
-def outside(workspace: Workspace) -> str:
+def outside(workspace: Workspace) -> Iterator[str]:
     """This machine's address as its pods find it."""
-    engine = find_engine(os.environ, workspace.settings.cache_dir)
-    address = "" if engine.rootless else gateway(engine)
-    if not address:
-        pytest.skip("this engine's containers find no host address of ours")
-    return address
+    with pod_bridge(workspace.settings) as address:
+        yield address
 
 
 @pytest.fixture
@@ -59,16 +54,16 @@ def served(workspace: Workspace, outside: str) -> Iterator[Serving]:
 def test_a_pod_that_calls_back_is_fetched_and_destroyed_at_once(
     served: Serving, workspace: Workspace, outside: str
 ) -> None:
-    run = served.start_run()
-    wait_until(workspace.pods, 200, "a pod is there, and with it the engine's bridge")
-    folder = workspace.home / "runs" / run
-    access = read_access(folder)
-    assert access is not None
-    places = [workspace.home, workspace.artifacts, served.log_file]
-    # Kept for whoever starts the training, and for its owner only; else there is its hash.
-    assert canaries.in_files([access.token], places, allowed=[folder / "callback.json"]) == []
     # As a reverse proxy does it: the orchestrator itself listens on loopback only.
     with CuttingProxy(served.port, host=outside, listen=served.port, cuts=0):
+        run = served.start_run()
+        wait_until(workspace.pods, 200, "a pod is there")
+        folder = workspace.home / "runs" / run
+        access = read_access(folder)
+        assert access is not None
+        places = [workspace.home, workspace.artifacts, served.log_file]
+        # Kept for whoever starts the training, and for its owner only; else there is its hash.
+        assert canaries.in_files([access.token], places, allowed=[folder / "callback.json"]) == []
         served.wait_for(run, stage="watch", limit_s=250)
         assert canaries.in_process_arguments([access.token]) == set()
         assert canaries.in_texts([access.token], served.shown(run)) == []
