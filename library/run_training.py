@@ -224,7 +224,7 @@ from typing import Any
 from ansible.module_utils.basic import AnsibleModule
 from pennypod.ansible import run_module
 from pennypod.callbacks import read_access
-from pennypod.checkpointing import CheckpointKeeper, open_keeper, terms_of
+from pennypod.checkpointing import KEEPS_NOTHING, CheckpointKeeper, open_keeper, terms_of
 from pennypod.clock import SystemClock
 from pennypod.errors import InputError, PennypodError, StoreError, TrainingError
 from pennypod.escrow import EscrowPlan, write_plan
@@ -355,7 +355,7 @@ class Training:
         self.keep_guard()
 
     def keep_checkpoints(self, env: dict[str, str]) -> dict[str, str]:
-        """What the training needs for its checkpoints to be kept; nothing when the bucket cannot be used."""
+        """What the training needs for its checkpoints to be kept: without a bucket, a hook that keeps nothing."""
         o = self.options
         try:
             attempts = open_ledger(self.settings).attempts(o["run"])
@@ -377,6 +377,7 @@ class Training:
         except (StoreError, LedgerError) as exc:
             self.keeper = None
             self.module.warn(f"this training's checkpoints are not kept in object storage: {exc}")
+            return KEEPS_NOTHING
         return {}
 
     def escrow_plan(self) -> EscrowPlan:

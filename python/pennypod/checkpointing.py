@@ -22,6 +22,9 @@ from pennypod.weights import parse_answer
 
 SCRIPT = Path(__file__).parent / "onpod" / "keep_checkpoint.py"
 FOLDER = "store"  # in our folder on the pod
+HOOK = "PENNYPOD_CHECKPOINT_HOOK"
+KEEPS_NOTHING = {HOOK: "true"}
+"""A training's environment where there is no bucket: its command may well be a shell's line that calls the hook."""
 LEASE_S = 3600.0
 """How long URLs hold where the pod has no lease of its own."""
 _AGAIN_S = 30.0  # after URLs that did not arrive
@@ -68,7 +71,7 @@ class CheckpointKeeper:
         self._write("keep_checkpoint.py", SCRIPT.read_bytes())
         newest = self.checkpoints.newest()
         self._send(resume=newest is not None)
-        env = {"PENNYPOD_CHECKPOINT_HOOK": f"python3 {folder}/keep_checkpoint.py offer {folder}"}
+        env = {HOOK: f"python3 {folder}/keep_checkpoint.py offer {folder}"}
         if newest is None:
             return env
         command = f"python3 {folder}/keep_checkpoint.py restore {folder} {folder}/resume"
