@@ -36,7 +36,10 @@ options:
     elements: dict
     default: []
   image:
-    description: The image by provider name.
+    description:
+      - The image by provider name.
+      - C(template:ID) starts the pod from a template of the account, which names the image and may bring a login for
+        its registry and environment variables. The ID is the template's hash at Vast.ai, its id at RunPod.
     type: dict
     default: {}
   image_digest:

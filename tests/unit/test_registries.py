@@ -18,6 +18,7 @@ from pennypod.model.image import (
     parse_pinned,
     parse_repository,
     registry_of,
+    template_of,
 )
 from pennypod.oci.client import Registry
 from pennypod.oci.logins import (
@@ -66,6 +67,18 @@ def test_a_reference_without_a_digest_may_be_another_image_tomorrow() -> None:
 def test_a_reference_without_a_host_is_of_the_hub() -> None:
     names = ("vastai/pytorch:1", "python", "ghcr.io/a/b:1", f"localhost:5000/a@{DIGEST}", "")
     assert [registry_of(name) for name in names] == ["docker.io", "docker.io", "ghcr.io", "localhost:5000", ""]
+
+
+def test_a_template_names_no_registry_and_one_without_an_id_is_refused() -> None:
+    assert (template_of("template:4e17788f"), template_of("me/template:4e17788f"), template_of("")) == (
+        "4e17788f",
+        "",
+        "",
+    )
+    assert registry_of("template:4e17788f") == ""
+    for wrong in ("template:", "template:a b", "template:me/train:latest"):
+        with pytest.raises(InputError, match="give template:ID"):
+            template_of(wrong)
 
 
 def test_only_this_machines_own_registry_goes_without_tls() -> None:

@@ -135,7 +135,17 @@ def test_the_create_call_field_by_field(api: ScriptedApi, runpod: RunpodProvider
     }
 
 
-@pytest.mark.parametrize("image", ["", "runpod/pytorch:x", "ghcr.io/me/golden:cu118"])
+def test_a_template_of_the_account_stands_in_the_images_place(api: ScriptedApi, runpod: RunpodProvider) -> None:
+    api.on(CREATE, Answer(201, pod_row()))
+    runpod.rent(offer(), order(image="me/train:latest"))
+    plain = dict(created(api))
+    api.asked.clear()
+    runpod.rent(offer(), order(image="template:k4b7xw2p9a"))
+    del plain["image"]
+    assert created(api) == {**plain, "templateId": "k4b7xw2p9a"}
+
+
+@pytest.mark.parametrize("image", ["", "runpod/pytorch:x", "ghcr.io/me/golden:cu118", "template:k4b7xw2p9a"])
 def test_every_field_is_one_of_the_closed_specification(api: ScriptedApi, runpod: RunpodProvider, image: str) -> None:
     api.on(CREATE, Answer(201, pod_row()))
     runpod.rent(offer(data_centers=["EU-RO-1"], cuda_min="12.4"), order(image=image))

@@ -13,6 +13,7 @@ from pennypod.errors import (
     AmbiguousError,
     AuthError,
     FundsError,
+    InputError,
     InvalidError,
     NoCapacityError,
     OfferGoneError,
@@ -123,10 +124,20 @@ def test_the_disk_is_what_the_offer_was_priced_for(api: ScriptedApi, vast: VastP
     assert api.asked[0].body["disk"] == 40
 
 
+def test_a_template_of_the_account_stands_in_the_images_place(api: ScriptedApi, vast: VastProvider) -> None:
+    api.on(CREATE, Answer(200, {"success": True, "new_contract": 1}))
+    vast.rent(offer(), order())
+    vast.rent(offer(), order(image="template:4e17788f74f075dd9aab7d0d4427968f"))
+    plain, body = (asked.body for asked in api.asked)
+    assert body == {**plain, "image": None, "template_hash_id": "4e17788f74f075dd9aab7d0d4427968f"}
+    assert set(body) <= set(CREATE_FIELDS)
+
+
 @pytest.mark.parametrize(
     ("changes", "details", "error"),
     [
         ({"name": "not a lease"}, {}, InvalidError),
+        ({"image": "template:"}, {}, InputError),
         ({"env": {"BAD NAME": "x"}}, {}, InvalidError),
         ({"env": {"A": "two\nlines"}}, {}, InvalidError),
         ({"env": {"A": "x" * 40_000}}, {}, InvalidError),

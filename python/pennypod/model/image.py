@@ -1,6 +1,7 @@
 """Names of images in OCI registries, and who may log in there. Floor 0: pure.
 
 A reference as pods are started from it is `HOST/REPOSITORY@sha256:...`: its content never changes, whoever moves a tag.
+`template:ID` stands in an image's place for a template of the account at Vast or RunPod, which names the image.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pennypod.errors import InputError
 HUB = "docker.io"
 """The registry that a reference without a host means."""
 
+_TEMPLATE = re.compile(r"template:(?P<id>[A-Za-z0-9_-]{1,128})")
 _LOCAL = "localhost"
 _LOOPBACK = re.compile(r"(?:localhost|127(?:\.\d{1,3}){3}|\[::1\])(?::\d+)?")
 _HOST = r"(?:[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:]+\])(?::\d{1,5})?"
@@ -65,10 +67,21 @@ def is_digest(text: str) -> bool:
     return _DIGEST.fullmatch(text) is not None
 
 
+def template_of(reference: str) -> str:
+    """The ID in "template:ID", "" for an image. Raises InputError for a template without an ID that could be one."""
+    found = _TEMPLATE.fullmatch(reference.strip())
+    if found is None and reference.strip().startswith("template:"):
+        raise InputError(f"{reference!r} names no template: give template:ID, the hash at Vast.ai, the id at RunPod")
+    return found["id"] if found else ""
+
+
 def registry_of(reference: str) -> str:
-    """The registry that an image is pulled from, by the rule that docker and podman share; "" for an empty name."""
+    """The registry that an image is pulled from, by the rule that docker and podman share.
+
+    "" for an empty name, and for a template, which brings a login of its own.
+    """
     first, slash, _ = reference.strip().partition("/")
-    if not reference.strip():
+    if not reference.strip() or template_of(reference):
         return ""
     return first if slash and _is_host(first) else HUB
 

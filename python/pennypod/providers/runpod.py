@@ -31,7 +31,7 @@ from pennypod.errors import (
     TransientError,
 )
 from pennypod.model.ids import parse_lease
-from pennypod.model.image import RegistryLogin
+from pennypod.model.image import RegistryLogin, template_of
 from pennypod.model.money import usd_to_micros
 from pennypod.model.offer import Need, Offer, Order
 from pennypod.model.pod import Pod, PodState, SshAddress
@@ -366,10 +366,11 @@ def create_body(offer: Offer, order: Order, api_url: str = DEFAULT_URL) -> dict[
     env = {**order.env, "PUBLIC_KEY": order.public_key.strip()}
     if len(env) > _MAX_ENV:
         raise InvalidError(f"RunPod takes {_MAX_ENV} environment variables at most: nothing was rented")
-    image = order.image or DEFAULT_IMAGE
+    image, template = order.image or DEFAULT_IMAGE, template_of(order.image)
     body: dict[str, Any] = {
         "name": order.name,
-        "image": image,
+        # What is given here wins over a template, so no image; its environment is added to ours.
+        **({"templateId": template} if template else {"image": image}),
         # Without a count, though one is the default, the service has been seen to find no machine.
         "gpu": {"id": gpu, "count": offer.gpu_count},
         "cloud": cloud,

@@ -27,7 +27,7 @@ from pennypod.errors import (
     TransientError,
 )
 from pennypod.model.ids import parse_lease
-from pennypod.model.image import RegistryLogin, Repository
+from pennypod.model.image import RegistryLogin, Repository, template_of
 from pennypod.model.money import MICROS_PER_USD, usd_to_micros
 from pennypod.model.offer import Need, Offer, Order
 from pennypod.model.pod import Pod, PodState, SshAddress
@@ -505,7 +505,7 @@ def create_body(offer: Offer, order: Order, api_url: str = DEFAULT_URL) -> dict[
     """The create call's body. Raises InvalidError or NoCapacityError for what Vast would refuse or charge in vain."""
     if parse_lease(order.name) is None or len(order.name) > _MAX_LABEL:
         raise InvalidError(f"{order.name!r} is not a lease of ours: nothing was rented")
-    image = order.image or DEFAULT_IMAGE
+    image, template = order.image or DEFAULT_IMAGE, template_of(order.image)
     needs, has = gpus.cuda_of_image(image), offer.details.get("cuda_max_good")
     if needs and has and not gpus.cuda_at_least(has, needs):
         raise NoCapacityError(f"vast: machine {offer.machine_id} runs CUDA up to {has} and the image needs {needs}")
@@ -524,7 +524,10 @@ def create_body(offer: Offer, order: Order, api_url: str = DEFAULT_URL) -> dict[
         )
     return {
         "client_id": "me",
-        "image": image,
+        # What is given here wins over a template, so no image: null, as the official client says it. Its environment is
+        # added to ours.
+        "image": None if template else image,
+        **({"template_hash_id": template} if template else {}),
         **({} if order.login is None else {"image_login": image_login(order.login)}),
         "disk": disk_to_rent(max(order.disk_gb, offer.disk_gb)),
         "label": order.name,
