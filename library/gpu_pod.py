@@ -247,6 +247,7 @@ failure:
 """
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -360,7 +361,7 @@ def _present(
     # Whatever has to exist before the first create is made now: with an intent open, minutes of building would count.
     prepare({offer.provider for offer in offers}, options["image"], providers, tell)
     gate = _gate(options, [(offer.provider, offer.gpu, offer.gpu_count) for offer in offers])
-    login = PodLogin(settings, run, gate, clock, on_wait=lambda _why: ledger.raise_if_fenced(run))
+    login = PodLogin(settings, run, gate, clock, lambda _why: ledger.raise_if_fenced(run), partial(events.emit, "rent"))
     request = RentRequest(
         run=run,
         offers=offers,
@@ -418,7 +419,9 @@ def _resumed(module: AnsibleModule, settings: Settings, ledger: Ledger, rental: 
     ]
     _, public_key = run_key(settings, run)
     gate = _gate(options, [(attempt.provider, attempt.gpu, attempt.gpu_count) for attempt in pending])
-    login = PodLogin(settings, run, gate, clock, on_wait=lambda _why: ledger.raise_if_fenced(run, controller))
+    login = PodLogin(
+        settings, run, gate, clock, lambda _why: ledger.raise_if_fenced(run, controller), partial(events.emit, "rent")
+    )
     try:
         tenancy = rental.resume(
             run,

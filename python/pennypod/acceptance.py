@@ -30,6 +30,7 @@ from pennypod.ssh import (
 
 _CHECK_SCRIPT = Path(__file__).parent / "onpod" / "gpu_check.py"
 _CHECK_LIMIT_S = 300.0
+_SAY_AGAIN_S = 20.0
 _FIRST_TRY_S = 20.0  # on one way in, before the next is tried and the pod is looked at again
 _LONGEST_TRY_S = 60.0
 _ASK_AGAIN_S = 2.0
@@ -84,13 +85,20 @@ class PodLogin:
     """The `rental.Login` of production: pins the host key, proves a fresh login, runs gpu_check.py on the pod."""
 
     def __init__(
-        self, settings: Settings, run: str, gate: GateOptions, clock: Clock, on_wait: Callable[[str], None]
+        self,
+        settings: Settings,
+        run: str,
+        gate: GateOptions,
+        clock: Clock,
+        on_wait: Callable[[str], None],
+        report: Callable[[str], object] = lambda _text: None,
     ) -> None:
         self._settings = settings
         self._run = run
         self._gate = gate
         self._clock = clock
         self._on_wait = on_wait
+        self._report = report
         self.beside: Completed | None = None
         """What the script beside the last check has said; None when there was none, or it took too long."""
         self._login_s = 0.0
@@ -100,14 +108,26 @@ class PodLogin:
     ) -> SshAddress:
         """The first address that lets us in. Raises SshError when none does within `limit_s`.
 
-        `addresses` is asked again after each round over all of them; it and `on_wait` may raise to stop earlier.
+        `addresses` is asked again after each round over all of them; it and `on_wait` may raise to stop earlier. A pod
+        that bills and lets nobody in is told of now and then.
         """
         known_hosts = self._settings.run_dir(self._run) / "known_hosts"
-        end = self._clock.now() + limit_s
+        started = said = self._clock.now()
+        end = started + limit_s
         try_s = _FIRST_TRY_S
         why = ""
+
+        def wait(last: str) -> None:
+            nonlocal said
+            self._on_wait(last)
+            now = self._clock.now()
+            if now - said >= _SAY_AGAIN_S:
+                said = now
+                self._report(f"no login after {now - started:.0f} s, waiting for {end - now:.0f} s more: {last}")
+
         while True:
-            for address in addresses():
+            known = addresses()
+            for address in known:
                 left = end - self._clock.now()
                 if left <= 0:
                     break
@@ -116,16 +136,15 @@ class PodLogin:
                 trust_host_keys(known_hosts, address.host, address.port, list(host_keys))
                 ssh = Ssh(run_target(self._settings, self._run, address))
                 try:
-                    self._login_s = wait_for_ssh(
-                        ssh, deadline_s=min(try_s, left), clock=self._clock, on_wait=self._on_wait
-                    )
+                    self._login_s = wait_for_ssh(ssh, deadline_s=min(try_s, left), clock=self._clock, on_wait=wait)
                 except SshError as exc:
                     why = exc.message.rpartition("; last answer: ")[2]
                 else:
                     return address
             if self._clock.now() >= end:
                 raise SshError(f"no login within {limit_s:.0f} s; last answer: {why or 'the pod shows no address'}")
-            if not why:
+            if not known:
+                wait("the pod shows no address")
                 self._clock.sleep(1.0)
             try_s = min(2 * try_s, _LONGEST_TRY_S)
 

@@ -104,6 +104,29 @@ def test_a_pod_without_any_address_ends_at_the_limit_too(login: PodLogin, networ
         login.log_in(list, [], 30)
 
 
+def test_a_pod_that_lets_nobody_in_is_told_of(settings: Settings, network: Network, clock: FakeClock) -> None:
+    said: list[str] = []
+    network.opens = {ADDRESS: clock.now() + 50}
+    login = PodLogin(settings, RUN, GateOptions(), clock, lambda _why: None, said.append)
+    login.log_in(lambda: [ADDRESS], [], 300)
+    assert said == [f"no login after {passed} s, waiting for {300 - passed} s more: refused" for passed in (20, 40)]
+
+
+def test_a_pod_whose_address_went_away_is_asked_for_it_once_a_second(
+    login: PodLogin, network: Network, clock: FakeClock
+) -> None:
+    looks = 0
+
+    def look() -> list[SshAddress]:
+        nonlocal looks
+        looks += 1
+        return [ADDRESS] if looks == 1 else []
+
+    with pytest.raises(SshError):
+        login.log_in(look, [], 60)
+    assert looks <= 60
+
+
 def test_an_earlier_pods_host_key_does_not_lock_the_next_one_out(
     login: PodLogin, network: Network, settings: Settings
 ) -> None:
