@@ -35,7 +35,7 @@ upload() {
 }
 launch() {
     # shellcheck disable=SC2016 # expanded on the pod
-    pod 'tmux start-server; tmux new-session -d -s job "cd /root/job/out && { date +began=%s.%N; python3 /root/job/code/train_demo.py \
+    pod 'tmux start-server \; new-session -d -s job "cd /root/job/out && { date +began=%s.%N; python3 /root/job/code/train_demo.py \
         --data /root/job/data --name demo; s=\$?; date +ended=%s.%N; } > /root/job/train.log 2>&1; echo \$s > /root/job/exit"'
 }
 train() {
