@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import requests
 from fakes import FakeLogin
 from pennypod.errors import (
     AuthError,
@@ -95,6 +96,42 @@ def test_a_pod_is_found_rented_waited_for_and_proven_gone(world: RentingWorld, p
     assert tenancy.pod.gpu == offers[0].gpu
     assert world.rental.existing(RUN) is not None
     gone_for_good(world)
+
+
+def account_call(world: RentingWorld, provider: str, method: str, path: str, body: Any = None) -> Any:
+    """As somebody does by hand who has the account's key."""
+    headers = {"Authorization": f"Bearer {KEYS[provider]}"}
+    reply = requests.request(method, world.simulator.url + path, json=body, headers=headers, timeout=10)
+    assert reply.ok, reply.text
+    return reply.json()
+
+
+@BOTH
+def test_a_template_of_the_account_brings_the_image_and_its_environment(world: RentingWorld, provider: str) -> None:
+    template: dict[str, Any] = {"name": "detector", "image": "me/golden:v3"}
+    if provider == "vast":
+        made = account_call(world, provider, "POST", "/api/v0/template/", template | {"env": "-e TEMPLATE=kept"})
+        number = made["template"]["hash_id"]
+    else:
+        number = account_call(world, provider, "POST", "/v2/templates", template | {"env": {"TEMPLATE": "kept"}})["id"]
+    images = {provider: f"template:{number}"}
+    tenancy = world.rent(world.offers(provider), images=images, env={"OURS": "too"})
+    assert tenancy.image == images[provider]
+    if provider == "vast":
+        row = account_call(world, provider, "GET", f"/api/v0/instances/{tenancy.pod.pod_id}/")["instances"]
+        image, env = row["image_uuid"], dict(row["extra_env"])
+    else:
+        row = account_call(world, provider, "GET", f"/v2/pods/{tenancy.pod.pod_id}")
+        image, env = row["image"], row["env"]
+    assert (image, env["TEMPLATE"], env["OURS"]) == ("me/golden:v3", "kept", "too")
+    gone_for_good(world)
+
+
+@BOTH
+def test_a_template_that_is_not_there_rents_nothing_and_is_named(world: RentingWorld, provider: str) -> None:
+    with pytest.raises(LadderExhaustedError, match="template"):
+        world.rent(world.offers(provider)[:2], images={provider: "template:4e17788f74f075dd"})
+    assert world.simulator.ever() == []
 
 
 @BOTH

@@ -6,6 +6,7 @@ codes prove nothing here, the CLI ends with 0 on most errors; what it prints and
 
 from __future__ import annotations
 
+import ast
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -189,6 +190,37 @@ def test_a_snapshot_by_the_cli_is_in_the_registry_in_the_end(bin_folder: Path, t
         config = json.loads(registry.blob(place, manifest["config"]["digest"]))
         assert f"CONTAINER_ID={number}" in config["config"]["Env"], "the pod's own environment comes with it"
         assert PASSWORD not in json.dumps(bodies(world, "vast.snapshot"))
+
+
+def test_templates_by_the_cli(clients: VendorClients, world: Simulator) -> None:
+    def found(number: int) -> Any:
+        done = clients.vastai("search", "templates", f"id={number}")
+        (row,) = json.loads(done.stdout)
+        return row
+
+    container = ("--image", "me/golden", "--image_tag", "v3", "--ssh", "--direct")
+    parts = (*container, "--env", "-e A=template -e B='two words'")
+    said = clients.vastai("create", "template", "--name", "detector", *parts, "--disk_space", "33")
+    assert said.stdout.startswith("New Template: "), said.stdout
+    made = ast.literal_eval(said.stdout.removeprefix("New Template: "))
+    assert found(made["id"])["hash_id"] == made["hash_id"]
+    offer = raw(clients, "search", "offers", "num_gpus=1", "--limit", "1")[0]["id"]
+    create = ("create", "instance", offer, "--template_hash", made["hash_id"], "--env", "-e A=mine", "--disk", "30")
+    row = raw(clients, "show", "instance", raw(clients, *create)["new_contract"])
+    assert (row["image_uuid"], row["template_hash_id"]) == ("me/golden:v3", made["hash_id"])
+    env = dict(row["extra_env"])
+    assert (env["A"], env["B"]) == ("mine", "two words")
+    assert "ssh" in row["image_runtype"]
+
+    edited = clients.vastai("update", "template", made["hash_id"], "--name", "detector 2", *parts)
+    after = json.loads(edited.stdout.removeprefix("updated template: "))
+    assert (after["id"], after["name"]) == (made["id"], "detector 2")
+    assert found(made["id"])["hash_id"] == after["hash_id"] != made["hash_id"]
+    gone = clients.vastai("delete", "template", "--hash-id", after["hash_id"])
+    assert "Deleted Successfully" in gone.stdout
+    assert json.loads(clients.vastai("search", "templates", f"id={made['id']}").stdout) == []
+    assert "No template found" in clients.vastai("update", "template", after["hash_id"], "--name", "x", *parts).stdout
+    assert len(world.live()) == 1
 
 
 def test_logs_by_the_cli(clients: VendorClients, world: Simulator) -> None:

@@ -12,62 +12,16 @@ import requests
 from pennypod.simulator.clock import VirtualClock
 from pennypod.simulator.pods import Ghosts
 from pennypod.simulator.server import Simulator
-from pennypod.simulator.state import Boot, World
+from pennypod.simulator.state import World
+from simulator_calls import GPU, KEY, Caller, simulator_calls
 
-KEY = "canary-8f31"
 SSH_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJ0oxLPVh6nQ9xVU1h0Wl9M1s3JzYkq3TnWbBz4sXq1P someone"
-GPU = "NVIDIA GeForce RTX 4090"
-
-
-class Caller:
-    def __init__(self, simulator: Simulator) -> None:
-        self.url = simulator.url
-        self.session = requests.Session()
-        self.session.headers["Authorization"] = f"Bearer {KEY}"
-
-    def __call__(self, method: str, path: str, body: Any = None, **options: Any) -> requests.Response:
-        return self.session.request(method, self.url + path, json=body, timeout=10, **options)
-
-    def ok(self, method: str, path: str, body: Any = None, **options: Any) -> Any:
-        reply = self(method, path, body, **options)
-        assert reply.ok, reply.text
-        return reply.json() if reply.content else None
-
-    def later(self, seconds: float) -> None:
-        self.ok("POST", "/_sim/clock", {"advance": seconds})
-        self.ok("POST", "/_sim/clock", {"advance": 0.001})
-
-    def fault(self, endpoint: str, fault: str, **options: Any) -> None:
-        self.ok("POST", "/_sim/faults", {"endpoint": endpoint, "fault": fault, **options})
-
-    def offer(self, **filters: Any) -> int:
-        query = {"num_gpus": {"eq": 1}, "order": [["dph_total", "asc"]], "limit": 1, **filters}
-        return int(self.ok("POST", "/api/v0/bundles/", query)["offers"][0]["id"])
-
-    def vast(self, **extra: Any) -> int:
-        body = {"client_id": "me", "image": "an/image:1", "disk": 20, "label": "pennypod-x", "runtype": "ssh_direct"}
-        return int(self.ok("PUT", f"/api/v0/asks/{self.offer()}/", body | extra)["new_contract"])
-
-    def instance(self, number: int) -> Any:
-        return self.ok("GET", f"/api/v0/instances/{number}/?owner=me")["instances"]
-
-    def runpod(self, **extra: Any) -> requests.Response:
-        body = {"name": "pennypod-x", "image": "runpod/pytorch:1", "gpu": {"id": GPU, "count": 1}, "ports": ["22/tcp"]}
-        return self("POST", "/v2/pods", body | extra)
-
-    def live(self) -> list[Any]:
-        found: list[Any] = self.ok("GET", "/_sim/pods")["live"]
-        return found
 
 
 @pytest.fixture
 def call() -> Iterator[Caller]:
-    with_stock = {"runpod": {"gpus": [{"id": GPU, "secure": 0.69, "community": 0.34, "stock": 1000}]}}
-    world = World(VirtualClock(0), Ghosts(), seed=4, market=with_stock, boot=Boot(1, 10))
-    simulator = Simulator(world)
-    simulator.start()
-    yield Caller(simulator)
-    simulator.stop()
+    with simulator_calls() as caller:
+        yield caller
 
 
 # --- Vast -------------------------------------------------------------------------------------------------------------

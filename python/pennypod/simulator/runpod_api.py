@@ -16,6 +16,8 @@ from pennypod.simulator.faults import Rule
 from pennypod.simulator.market import center_rows
 from pennypod.simulator.meter import nanos
 from pennypod.simulator.runpod_rows import BUCKETS, bill, gpu_row, pod_row, status
+from pennypod.simulator.runpod_templates import Templates
+from pennypod.simulator.runpod_wire import MAX_BODY, body_of, problem, whole_account
 from pennypod.simulator.state import RUNPOD, Credential, Identity, Pod, Stage, World, runpod_disk
 from pennypod.simulator.wire import Refusal, Reply, Request
 
@@ -26,36 +28,11 @@ NO_MONEY = "Your account balance is too low to rent a pod"
 NO_FREE_GPU = "There are not enough free GPUs on the host machine to start this pod."
 DEFAULT_DISK_GB = 20
 DEFAULT_PAGE = 100
-MAX_BODY = 102_400
 CPU_USD_PER_VCPU = 0.03
 _QUOTAS = (("minute", 200, 60), ("hour", 7200, 3600), ("day", 100_000, 86400))
-_TITLES = {
-    400: "Bad Request",
-    401: "Unauthorized",
-    402: "Payment Required",
-    403: "Forbidden",
-    404: "Not Found",
-    405: "Method Not Allowed",
-    409: "Conflict",
-    410: "Gone",
-    413: "Content Too Large",
-    422: "Unprocessable Entity",
-    429: "Too Many Requests",
-    500: "Internal Server Error",
-    502: "Bad Gateway",
-    503: "Service Unavailable",
-    504: "Gateway Timeout",
-}
 _LOG_SOURCES = ("system", "container")
 _LOG_OPEN_S = 300.0
 CLOUDFLARE_PAGE = b"<!DOCTYPE html><html><body>error code: 1010</body></html>"
-
-
-def problem(code: int, detail: str, errors: list[str] | None = None) -> Reply:
-    body: dict[str, Any] = {"title": _TITLES.get(code, "Error"), "status": code, "detail": detail}
-    if errors:
-        body["errors"] = errors
-    return Reply(code, body, content_type="application/problem+json")
 
 
 class RunpodApi:
@@ -64,7 +41,8 @@ class RunpodApi:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        one = r"/v2/pods/(?P<id>[^/]+)"
+        self.templates = Templates(world)
+        one, template = r"/v2/pods/(?P<id>[^/]+)", r"/v2/templates/(?P<template>[^/]+)"
         self.routes: tuple[Route, ...] = (
             route("GET", r"/v2/pods", "runpod.list", self.listing),
             route("POST", r"/v2/pods", "runpod.create", self.create),
@@ -79,6 +57,11 @@ class RunpodApi:
             route("GET", r"/v2/account/ssh-keys", "runpod.keys", self.keys),
             route("PUT", r"/v2/account/ssh-keys", "runpod.keys", self.set_keys),
             route("GET", r"/v2/billing/pods", "runpod.billing", self.billing),
+            route("GET", r"/v2/templates", "runpod.templates", self.templates.listing),
+            route("POST", r"/v2/templates", "runpod.templates", self.templates.create),
+            route("GET", template, "runpod.templates", self.templates.show),
+            route("PATCH", template, "runpod.templates", self.templates.update),
+            route("DELETE", template, "runpod.templates", self.templates.delete),
             route("GET", r"/v2/registries", "runpod.registries", self.registries),
             route("POST", r"/v2/registries", "runpod.registries", self.keep_registry),
             route("GET", r"/v2/registries/(?P<registry>[^/]+)", "runpod.registries", self.registry),
@@ -151,7 +134,7 @@ class RunpodApi:
 
     def listing(self, call: Call) -> Reply:
         """Unknown query parameters are ignored, as the service ignores them."""
-        self._whole_account(call)
+        whole_account(call)
         pods = sorted(self.world.listing(RUNPOD, call.identity), key=lambda pod: (pod.created, pod.id))
         try:
             limit = int(call.request.get("limit") or self.world.options.get("runpod_page", DEFAULT_PAGE))
@@ -170,15 +153,15 @@ class RunpodApi:
         return Reply(200, {"pods": rows, "pagination": {"nextCursor": following, "hasNextPage": more}})
 
     def create(self, call: Call) -> Reply:
-        self._whole_account(call)
-        body = self._body(call, schema.CREATE)
+        whole_account(call)
+        body = body_of(call, schema.CREATE)
         gpu_wish, cpu_wish = body.get("gpu"), body.get("cpu")
         if "image" not in body and "templateId" not in body:
             raise Refusal(problem(422, "Request validation failed.", ["$: missing property 'image'"]))
         if (gpu_wish is None) == (cpu_wish is None):
             return problem(400, "exactly one of gpu and cpu must be given")
-        if "templateId" in body:
-            return problem(404, "template not found")
+        body = self.templates.filled(call, body)
+        gpu_wish = body.get("gpu")
         if body.get("registry") is not None:
             self._registry(call, body["registry"])
         if call.identity.account.balance(self.world.clock.now()) <= 0:
@@ -219,6 +202,7 @@ class RunpodApi:
             "args": body.get("args", ""),
             "mounts": mounts,
             "registry": body.get("registry"),
+            "template": body.get("templateId"),
             "volume_gb": (mounts.get("persistent") or {}).get("size", 0),
             "global_networking": body.get("globalNetworking", False),
             "start_ssh": bool(body.get("startSsh")),
@@ -256,25 +240,25 @@ class RunpodApi:
         raise Refusal(problem(404, "registry not found"))
 
     def registries(self, call: Call) -> Reply:
-        self._whole_account(call)
+        whole_account(call)
         rows = [{"id": kept.id, "name": kept.name} for kept in call.identity.account.registries]
         return Reply(200, {"registries": rows})
 
     def registry(self, call: Call) -> Reply:
-        self._whole_account(call)
+        whole_account(call)
         kept = self._registry(call, call.match["registry"])
         return Reply(200, {"id": kept.id, "name": kept.name})
 
     def keep_registry(self, call: Call) -> Reply:
         """Names need not be unique. What is kept is not looked at: a wrong password shows when a pod pulls."""
-        self._whole_account(call)
-        body = self._body(call, schema.REGISTRY)
+        whole_account(call)
+        body = body_of(call, schema.REGISTRY)
         kept = Credential(f"reg_{secrets.token_hex(4)}", body["name"], body["username"], body["password"])
         call.identity.account.registries.append(kept)
         return Reply(201, {"id": kept.id, "name": kept.name})
 
     def forget_registry(self, call: Call) -> Reply:
-        self._whole_account(call)
+        whole_account(call)
         kept = self._registry(call, call.match["registry"])
         pods = self.world.listing(RUNPOD, call.identity)
         if any(pod.alive and pod.details.get("registry") == kept.id for pod in pods):
@@ -293,9 +277,9 @@ class RunpodApi:
 
     def update(self, call: Call) -> Reply:
         """PATCH: the container is made anew with what changed."""
-        self._whole_account(call)
+        whole_account(call)
         pod = self._need(call)
-        body = self._body(call, schema.UPDATE)
+        body = body_of(call, schema.UPDATE)
         pod.name = body.get("name", pod.name)
         pod.image = body.get("image", pod.image)
         pod.env = dict(body.get("env", pod.env))
@@ -314,7 +298,7 @@ class RunpodApi:
 
     def action(self, call: Call) -> Reply:
         pod = self._need(call)
-        verb = self._body(call, schema.ACTION)["action"]
+        verb = body_of(call, schema.ACTION)["action"]
         if verb == "terminate":
             return self.destroy(call)
         allowed = pod_row(pod, self.world.clock.now())["actions"]
@@ -410,18 +394,18 @@ class RunpodApi:
     # --- account ------------------------------------------------------------------------------------------------------
 
     def keys(self, call: Call) -> Reply:
-        self._whole_account(call)
+        whole_account(call)
         return Reply(200, {"keys": [key["public_key"] for key in call.identity.account.ssh_keys]})
 
     def set_keys(self, call: Call) -> Reply:
         """PUT replaces the whole set; pods that run keep what they have."""
-        self._whole_account(call)
-        lines = self._body(call, schema.SSH_KEYS)["keys"]
+        whole_account(call)
+        lines = body_of(call, schema.SSH_KEYS)["keys"]
         call.identity.account.ssh_keys = [{"id": number, "public_key": line} for number, line in enumerate(lines)]
         return Reply(200, {"keys": lines})
 
     def billing(self, call: Call) -> Reply:
-        self._whole_account(call)
+        whole_account(call)
         bucket = call.request.get("bucketSize") or "day"
         if bucket not in BUCKETS:
             return problem(400, f"bucketSize must be one of {', '.join(BUCKETS)}")
@@ -437,28 +421,11 @@ class RunpodApi:
 
     # --- who may what -------------------------------------------------------------------------------------------------
 
-    def _whole_account(self, call: Call) -> None:
-        if call.identity.pod is not None:
-            raise Refusal(problem(403, "this key may only act on its own pod"))
-
     def _need(self, call: Call) -> Pod:
         pod = self.world.find(RUNPOD, call.match["id"], call.identity)
         if pod is None:
             raise Refusal(problem(404, "pod not found"))
         return pod
-
-    def _body(self, call: Call, check: schema.Check) -> dict[str, Any]:
-        if len(call.request.body) > MAX_BODY:
-            raise Refusal(problem(413, "request body too large"))
-        try:
-            body = call.request.json()
-        except ValueError:
-            raise Refusal(problem(400, "the body is not valid JSON")) from None
-        errors = check(body, "$")
-        if errors:
-            raise Refusal(problem(422, "Request validation failed.", errors))
-        assert isinstance(body, dict)
-        return body
 
 
 def may_see(identity: Identity, pod: Pod | None) -> bool:

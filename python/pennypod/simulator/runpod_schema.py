@@ -90,9 +90,10 @@ def array(inner: Check, most: int) -> Check:
     return check
 
 
+_PERSISTENT = closed({"size": integer(10), "path": text()}, ("size", "path"))
 _MOUNTS = closed(
     {
-        "persistent": closed({"size": integer(10), "path": text()}, ("size", "path")),
+        "persistent": _PERSISTENT,
         "network": array(closed({"volumeId": text(), "path": text()}, ("volumeId", "path")), 1),
     }
 )
@@ -135,6 +136,18 @@ CREATE = closed(
     ("name",),
 )
 UPDATE = closed(_CONTAINER | {"locked": flag})
+_TEMPLATE: dict[str, Check] = {
+    **{name: check for name, check in _CONTAINER.items() if name not in ("templateId", "globalNetworking")},
+    "mounts": closed({"persistent": _PERSISTENT}),
+    "allowedCudaVersions": texts(_CUDA),
+    "category": choice("CPU", "NVIDIA", "AMD"),
+    "public": flag,
+    "serverless": flag,
+    "startJupyter": flag,
+    "startSsh": flag,
+}
+CREATE_TEMPLATE = closed(_TEMPLATE, ("name", "image"))
+UPDATE_TEMPLATE = closed(_TEMPLATE)
 ACTION = closed({"action": choice("start", "stop", "restart", "terminate")}, ("action",))
 REGISTRY = closed({name: text(1) for name in ("name", "username", "password")}, ("name", "username", "password"))
 SSH_KEYS = closed({"keys": texts(re.compile(r"(ssh|ecdsa|sk)-\S+ \S+( .*)?"))}, ("keys",))

@@ -17,6 +17,7 @@ from pennypod.simulator.state import VAST, Account, Pod, Stage, World
 from pennypod.simulator.vast_prices import PriceRequests
 from pennypod.simulator.vast_rows import charge_rows, has_ssh, instance_row, is_direct, spend_rate
 from pennypod.simulator.vast_search import BadQueryError, matches, search, select
+from pennypod.simulator.vast_templates import Template, Templates
 from pennypod.simulator.wire import Refusal, Reply, Request
 
 PAGE = 25
@@ -65,6 +66,7 @@ class VastApi:
     def __init__(self, world: World) -> None:
         self.world = world
         self.prices = PriceRequests(world)
+        self.templates = Templates(world)
         self._logs: dict[str, tuple[float, str]] = {}
         one = r"/api/v0/instances/(?P<id>[^/]+)/?"
         self.routes: tuple[Route, ...] = (
@@ -89,6 +91,10 @@ class VastApi:
             route("GET", r"/api/v0/instances/pending-price-increases/?", "vast.prices", self.prices.listing),
             route("PUT", r"/api/v0/instances/accept-price-increase/?", "vast.prices", self.prices.accept),
             route("PUT", r"/api/v0/instances/reject-price-increase/?", "vast.prices", self.prices.reject),
+            route("GET", r"/api/v0/template/?", "vast.templates", self.templates.listing),
+            route("POST", r"/api/v0/template/?", "vast.templates", self.templates.create),
+            route("PUT", r"/api/v[01]/template/?", "vast.templates", self.templates.edit),
+            route("DELETE", r"/api/v0/template/?", "vast.templates", self.templates.delete),
             route("GET", one, "vast.show", self.show),
             route("PUT", one, "vast.update", self.update),
             route("DELETE", one, "vast.destroy", self.destroy),
@@ -203,8 +209,8 @@ class VastApi:
         self._whole_account(call)
         if not number.isdigit():
             return failure(400, "invalid_args", f"error 400: {number!r} is no offer id", ask_id=number)
-        body = _body(call)
-        values = self._order(body, number, call.identity.account)
+        body, template = self.templates.filled(call.identity.account, _body(call), number)
+        values = self._order(body, template, number, call.identity.account)
         now = self.world.clock.now()
         offer, known = self.world.vast.find(int(number), now)
         if offer is not None:
@@ -236,18 +242,20 @@ class VastApi:
             answer |= {"success": False, "error": "resources_unavailable", "msg": "Required resources are unavailable."}
         return Reply(200, answer)
 
-    def _order(self, body: Mapping[str, Any], number: str, account: Account) -> dict[str, Any]:
+    def _order(
+        self, body: Mapping[str, Any], template: Template | None, number: str, account: Account
+    ) -> dict[str, Any]:
         """The body of a create as the values of a pod. Raises Refusal."""
 
         def refuse(msg: str, code: str = "invalid_args") -> Refusal:
             return Refusal(failure(400, code, f"error 400: {msg}", ask_id=number))
 
-        image, template = body.get("image"), body.get("template_hash_id")
+        image = body.get("image")
         runtype = body.get("runtype") or ("args" if body.get("args") or body.get("args_str") else "ssh")
         env = body.get("env") or {}
-        if not (image or template):
+        if not image:
             raise refuse("image is missing")
-        if image is not None and (not isinstance(image, str) or len(image) > 1024):
+        if not isinstance(image, str) or len(image) > 1024:
             raise refuse("image is a string of at most 1024 characters")
         if runtype not in _RUNTYPES:
             raise refuse(f"runtype {runtype!r} is unknown")
@@ -273,13 +281,13 @@ class VastApi:
             raise refuse("You lack credit, see the billing page.")
         return {
             "name": str(body.get("label") or ""),
-            "image": str(image or f"template/{template}"),
+            "image": image,
             "disk_gb": self._disk(body, refuse),
             "env": {str(name): str(value) for name, value in env.items() if not str(name).startswith("-")},
             "ports": [str(name)[3:].strip() for name in env if str(name).startswith("-p ")],
             "keys": [dict(key) for key in account.ssh_keys] if has_ssh(str(runtype)) else [],
             "command": texts[0],
-            "login": login_of_vast(str(body.get("image_login") or ""), str(image or "")),
+            "login": login_of_vast(str(body.get("image_login") or ""), image),
             "details": {
                 "runtype": str(runtype),
                 "direct": is_direct(str(runtype)),

@@ -85,7 +85,7 @@ def instance_row(pod: Pod, now: float) -> dict[str, Any]:
     machine, running = pod.machine, pod.stage is Stage.RUNNING
     base = float(pod.details["dph_base"])
     storage = storage_per_hour(machine, pod.disk_gb)
-    runtype = pod.details["runtype"]
+    runtype, template = pod.details["runtype"], pod.details.get("template")
     host = pod.address[0] if pod.address else machine.ipaddr
     proxy = _proxy(pod, now)
     flops = round(machine.dlperf * pod.gpus * 0.55, 6)
@@ -102,9 +102,9 @@ def instance_row(pod: Pod, now: float) -> dict[str, Any]:
         "intended_status": pod.wanted,
         "status_msg": status_msg(pod, now),
         "label": pod.name or None,
-        "template_id": None,
-        "template_hash_id": pod.details.get("template"),
-        "template_name": None,
+        "template_id": template.number if template else None,
+        "template_hash_id": template.hash_id if template else None,
+        "template_name": template.fields["name"] if template else None,
         "image_uuid": pod.image,
         "image_args": pod.details.get("args") or [],
         "image_runtype": runtype_of(runtype),
