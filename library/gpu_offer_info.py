@@ -86,18 +86,6 @@ options:
   max_cost_usd:
     description: Highest worst-case cost of the run, in dollars. Breaking it is the failure C(over_budget).
     type: float
-  max_cost_usd_per_job:
-    description:
-      - Highest cost in dollars of all runs of this job that the ledger knows, open ones counted with their worst case.
-    type: float
-  max_cost_usd_per_day:
-    description:
-      - Highest cost in dollars of all runs of the last 24 hours, open ones counted with their worst case.
-    type: float
-  max_cost_usd_account:
-    description:
-      - Highest cost in dollars that pods which are open at one provider may come to, each counted with its worst case.
-    type: float
   boot_minutes:
     description: Optimistic minutes from the create call to a finished bootstrap.
     type: float
@@ -122,6 +110,8 @@ options:
     description: How many offers may be tried.
     type: int
     default: 8
+extends_documentation_fragment:
+  - pennypod.caps
 attributes:
   check_mode:
     support: full

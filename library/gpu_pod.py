@@ -66,18 +66,6 @@ options:
       - Highest worst-case cost of the run, in dollars. What failed attempts have cost counts towards it, so an offer
         that fitted at first may be passed over later.
     type: float
-  max_cost_usd_per_job:
-    description:
-      - Highest cost in dollars of all runs of this job that the ledger knows, open ones counted with their worst case.
-    type: float
-  max_cost_usd_per_day:
-    description:
-      - Highest cost in dollars of all runs of the last 24 hours, open ones counted with their worst case.
-    type: float
-  max_cost_usd_account:
-    description:
-      - Highest cost in dollars that pods which are open at one provider may come to, each counted with its worst case.
-    type: float
   max_price_usd_per_h:
     description: Highest all-in price per hour, in dollars. A pod that turns out to be dearer is given back.
     type: float
@@ -144,6 +132,8 @@ options:
         destroyed; RV(cause) tells it.
     type: bool
     default: false
+extends_documentation_fragment:
+  - pennypod.caps
 attributes:
   check_mode:
     support: full

@@ -33,31 +33,16 @@ options:
     description: Let the pod fetch the data set from object storage.
     type: bool
     default: false
-  run:
-    description: The run; its progress lines are written for it.
-    type: str
-    required: true
   host:
-    description: Address of the pod. May be left out in check mode, where everything then counts as not yet sent.
-    type: str
-  port:
-    description: SSH port of the pod.
-    type: int
-    default: 22
-  user:
-    description: Who to log in as.
-    type: str
-    default: root
+    description: Where the pod's SSH server listens. May be left out in check mode, where everything then counts as not
+      yet sent.
+    required: false
   key_file:
-    description: The run's private SSH key.
-    type: path
+    required: false
   known_hosts:
-    description: The run's known_hosts file.
-    type: path
+    required: false
   pod_home:
     description: Folder on the pod under which C(code) and C(data) lie.
-    type: str
-    default: /root/pennypod
   code:
     description:
       - Folder (or single file) with the code. History, caches, environments, outputs and whatever looks like a key
@@ -88,6 +73,8 @@ options:
     description: Refuse to send more code than this; it is a sign that outputs or data lie among the code.
     type: int
     default: 200
+extends_documentation_fragment:
+  - pennypod.pod
 attributes:
   check_mode:
     support: full

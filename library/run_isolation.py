@@ -15,10 +15,6 @@ description:
   - Where the pod cannot be isolated, mostly for want of C(NET_ADMIN), the result and C(run.json) say so, a warning says
     why, and nothing fails.
 options:
-  run:
-    description: The run; what became of it is written to its record.
-    type: str
-    required: true
   phase:
     description:
       - C(setup) also allows C(setup_hosts) and the hosts of apt and pip as the pod has them set up.
@@ -45,30 +41,8 @@ options:
     description: Whether the pod uses the object store.
     type: bool
     default: false
-  host:
-    description: Address of the pod.
-    type: str
-    required: true
-  port:
-    description: SSH port of the pod.
-    type: int
-    default: 22
-  user:
-    description: Who to log in as.
-    type: str
-    default: root
-  key_file:
-    description: The run's private SSH key.
-    type: path
-    required: true
-  known_hosts:
-    description: The run's known_hosts file.
-    type: path
-    required: true
-  pod_home:
-    description: Our folder on the pod. Not needed here.
-    type: str
-    default: /root/pennypod
+extends_documentation_fragment:
+  - pennypod.pod
 attributes:
   check_mode:
     support: full

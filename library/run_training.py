@@ -16,39 +16,11 @@ description:
     still, and when the time is used up. A command that is stopped gets TERM and a few seconds first.
   - Idempotent by run id. A run that was started on the pod before is not started again.
 options:
-  run:
-    description: The run id.
-    type: str
-    required: true
   state:
     description: Whether to wait until the training has ended.
     type: str
     choices: [started, finished]
     default: finished
-  host:
-    description: Where the pod's SSH server listens.
-    type: str
-    required: true
-  port:
-    description: Its port.
-    type: int
-    default: 22
-  user:
-    description: The user to log in as.
-    type: str
-    default: root
-  key_file:
-    description: The run's private SSH key.
-    type: path
-    required: true
-  known_hosts:
-    description: The run's known_hosts file. The pod's host key is always checked.
-    type: path
-    required: true
-  pod_home:
-    description: Our folder on the pod.
-    type: str
-    default: /root/pennypod
   command:
     description:
       - The shell command, run in C(out/) of I(pod_home) with C(pipefail) set. It may use C($PENNYPOD_DATA),
@@ -131,6 +103,8 @@ options:
         the training goes on without it, with a warning.
     type: bool
     default: false
+extends_documentation_fragment:
+  - pennypod.pod
 attributes:
   check_mode:
     support: full

@@ -16,34 +16,6 @@ description:
   - Fails when no checkpoint is whole. A file of I(extra) that cannot be fetched is only a warning.
   - Nothing on the pod is changed. Files that are here already are not fetched again. What is home is in the ledger.
 options:
-  run:
-    description: The run id.
-    type: str
-    required: true
-  host:
-    description: Where the pod's SSH server listens.
-    type: str
-    required: true
-  port:
-    description: Its port.
-    type: int
-    default: 22
-  user:
-    description: The user to log in as.
-    type: str
-    default: root
-  key_file:
-    description: The run's private SSH key.
-    type: path
-    required: true
-  known_hosts:
-    description: The run's known_hosts file. The pod's host key is always checked.
-    type: path
-    required: true
-  pod_home:
-    description: Our folder on the pod.
-    type: str
-    default: /root/pennypod
   artifacts_dir:
     description: The run's folder for results.
     type: path
@@ -60,6 +32,8 @@ options:
     type: list
     elements: str
     default: []
+extends_documentation_fragment:
+  - pennypod.pod
 attributes:
   check_mode:
     support: full

@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 import repository_rules as rules
 import yaml
+from ansible.plugins.loader import fragment_loader
+from ansible.utils.plugin_docs import add_fragments
 
 ROOT = Path(__file__).resolve().parents[2]
 MODULES = sorted((ROOT / "library").glob("*.py"))
@@ -242,6 +244,14 @@ def load_module(path: Path) -> ModuleType:
     return module
 
 
+def documentation_of(module: ModuleType) -> dict[str, Any]:
+    """What ansible-doc shows of it: with the fragments that it names."""
+    documentation: dict[str, Any] = yaml.safe_load(module.DOCUMENTATION)
+    fragment_loader.add_directory(str(ROOT / "doc_fragments"))
+    add_fragments(documentation, str(module.__file__), fragment_loader, is_module=True)
+    return documentation
+
+
 def test_there_are_modules() -> None:
     assert {"gpu_pod", "gpu_pod_info", "gpu_offer_info", "run_ledger"} <= {path.stem for path in MODULES}
 
@@ -249,7 +259,7 @@ def test_there_are_modules() -> None:
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: path.stem)
 def test_module_says_what_it_takes(path: Path) -> None:
     module = load_module(path)
-    documentation = yaml.safe_load(module.DOCUMENTATION)
+    documentation = documentation_of(module)
     assert documentation["module"] == path.stem
     assert documentation["short_description"]
     assert rules.spec_mismatches(documentation.get("options") or {}, module.ARGUMENT_SPEC, f"{path.stem}: ") == []
