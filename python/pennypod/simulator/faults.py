@@ -58,9 +58,9 @@ POD_FAULTS = {
 }
 _VAST = (
     "search create list legacy_list show update destroy reboot bid snapshot ssh keys logs log_file user charges"
-    " prices spend_rate invoices"
+    " prices spend_rate invoices templates"
 )
-_RUNPOD = "gpus datacenters create list get update action destroy logs keys billing registries graphql"
+_RUNPOD = "gpus datacenters create list get update action destroy logs keys billing registries templates graphql"
 ENDPOINTS = tuple(f"{api}.{name}" for api, names in (("vast", _VAST), ("runpod", _RUNPOD)) for name in names.split())
 """What a rule can name: the endpoints of both APIs' routes."""
 
