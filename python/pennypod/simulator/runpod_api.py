@@ -17,7 +17,7 @@ from pennypod.simulator.market import center_rows
 from pennypod.simulator.meter import nanos
 from pennypod.simulator.runpod_rows import BUCKETS, bill, gpu_row, pod_row, status
 from pennypod.simulator.runpod_templates import Templates
-from pennypod.simulator.runpod_wire import MAX_BODY, body_of, problem, whole_account
+from pennypod.simulator.runpod_wire import MAX_BODY, body_of, credential_of, problem, whole_account
 from pennypod.simulator.state import RUNPOD, Credential, Identity, Pod, Stage, World, runpod_disk
 from pennypod.simulator.wire import Refusal, Reply, Request
 
@@ -163,7 +163,7 @@ class RunpodApi:
         body = self.templates.filled(call, body)
         gpu_wish = body.get("gpu")
         if body.get("registry") is not None:
-            self._registry(call, body["registry"])
+            credential_of(call, body["registry"])
         if call.identity.account.balance(self.world.clock.now()) <= 0:
             return problem(402, NO_MONEY)
         if gpu_wish is None:
@@ -230,14 +230,8 @@ class RunpodApi:
         """A credential names no registry: it is good for whichever the image is in."""
         if body.get("registry") is None:
             return None
-        kept = self._registry(call, body["registry"])
+        kept = credential_of(call, body["registry"])
         return RegistryLogin(registry_of(str(body.get("image", ""))), kept.user, kept.password)
-
-    def _registry(self, call: Call, number: str) -> Credential:
-        for kept in call.identity.account.registries:
-            if kept.id == number:
-                return kept
-        raise Refusal(problem(404, "registry not found"))
 
     def registries(self, call: Call) -> Reply:
         whole_account(call)
@@ -246,7 +240,7 @@ class RunpodApi:
 
     def registry(self, call: Call) -> Reply:
         whole_account(call)
-        kept = self._registry(call, call.match["registry"])
+        kept = credential_of(call, call.match["registry"])
         return Reply(200, {"id": kept.id, "name": kept.name})
 
     def keep_registry(self, call: Call) -> Reply:
@@ -259,7 +253,7 @@ class RunpodApi:
 
     def forget_registry(self, call: Call) -> Reply:
         whole_account(call)
-        kept = self._registry(call, call.match["registry"])
+        kept = credential_of(call, call.match["registry"])
         pods = self.world.listing(RUNPOD, call.identity)
         if any(pod.alive and pod.details.get("registry") == kept.id for pod in pods):
             return problem(400, "registry credential is in use by a pod and cannot be deleted")

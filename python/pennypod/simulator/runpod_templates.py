@@ -13,7 +13,7 @@ from typing import Any
 
 from pennypod.simulator import runpod_schema as schema
 from pennypod.simulator.dispatch import Call
-from pennypod.simulator.runpod_wire import MAX_BODY, body_of, problem, whole_account
+from pennypod.simulator.runpod_wire import MAX_BODY, body_of, credential_of, problem, whole_account
 from pennypod.simulator.state import RUNPOD, Account, World
 from pennypod.simulator.wire import Refusal, Reply
 
@@ -82,10 +82,10 @@ class Templates:
         del self._kept[kept.id]
         return Reply(204)
 
-    def _checked(self, call: Call, body: dict[str, Any]) -> dict[str, Any]:
-        wanted = body.get("registry")
-        if wanted is not None and all(kept.id != wanted for kept in call.identity.account.registries):
-            raise Refusal(problem(404, "registry not found"))
+    @staticmethod
+    def _checked(call: Call, body: dict[str, Any]) -> dict[str, Any]:
+        if body.get("registry") is not None:
+            credential_of(call, body["registry"])
         return body
 
     def _readable(self, account: Account, number: str) -> Template:

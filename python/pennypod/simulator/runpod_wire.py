@@ -6,6 +6,7 @@ from typing import Any
 
 from pennypod.simulator.dispatch import Call
 from pennypod.simulator.runpod_schema import Check
+from pennypod.simulator.state import Credential
 from pennypod.simulator.wire import Refusal, Reply
 
 MAX_BODY = 102_400
@@ -54,3 +55,11 @@ def whole_account(call: Call) -> None:
     """Raises Refusal for a pod's own key."""
     if call.identity.pod is not None:
         raise Refusal(problem(403, "this key may only act on its own pod"))
+
+
+def credential_of(call: Call, number: str) -> Credential:
+    """The account's registry login of that id. Raises Refusal when there is none."""
+    for kept in call.identity.account.registries:
+        if kept.id == number:
+            return kept
+    raise Refusal(problem(404, "registry not found"))

@@ -18,6 +18,7 @@ from pennypod.simulator.vast_prices import PriceRequests
 from pennypod.simulator.vast_rows import charge_rows, has_ssh, instance_row, is_direct, spend_rate
 from pennypod.simulator.vast_search import BadQueryError, matches, search, select
 from pennypod.simulator.vast_templates import Template, Templates
+from pennypod.simulator.vast_wire import body_of, failure, query_json, whole_account
 from pennypod.simulator.wire import Refusal, Reply, Request
 
 PAGE = 25
@@ -39,10 +40,6 @@ _STORED = frozenset(
     )
 )
 _KEY_TEXT = re.compile(r"(ssh-\S+|ecdsa-\S+|sk-\S+) \S+.*")
-
-
-def failure(status: int, code: str, msg: str, **extra: Any) -> Reply:
-    return Reply(status, {"success": False, "error": code, "msg": msg} | extra)
 
 
 class VastApi:
@@ -192,13 +189,13 @@ class VastApi:
         return Reply(200, {"offers": select(rows, columns)})
 
     def search_post(self, call: Call) -> Reply:
-        return self._search(_body(call))
+        return self._search(body_of(call))
 
     def search_get(self, call: Call) -> Reply:
-        return self._search(_query_json(call, "q", {}), _query_json(call, "select_cols", None))
+        return self._search(query_json(call, "q", {}), query_json(call, "select_cols", None))
 
     def search_asks(self, call: Call) -> Reply:
-        body = _body(call)
+        body = body_of(call)
         return self._search(body.get("q", {}), body.get("select_cols"))
 
     # --- renting ------------------------------------------------------------------------------------------------------
@@ -206,10 +203,10 @@ class VastApi:
     def create(self, call: Call) -> Reply:
         """PUT /asks/{id}/: exactly one contract, or none, or one that never ran (which is billed for its disk)."""
         number = call.match["id"]
-        self._whole_account(call)
+        whole_account(call)
         if not number.isdigit():
             return failure(400, "invalid_args", f"error 400: {number!r} is no offer id", ask_id=number)
-        body, template = self.templates.filled(call.identity.account, _body(call), number)
+        body, template = self.templates.filled(call.identity.account, body_of(call), number)
         values = self._order(body, template, number, call.identity.account)
         now = self.world.clock.now()
         offer, known = self.world.vast.find(int(number), now)
@@ -308,7 +305,7 @@ class VastApi:
         return disk
 
     def create_many(self, call: Call) -> Reply:
-        body = _body(call)
+        body = body_of(call)
         ids = body.get("ids")
         if not isinstance(ids, list) or not 0 < len(ids) <= BULK:
             return failure(400, "invalid_args", f"ids is a list of 1 to {BULK} offers")
@@ -337,7 +334,7 @@ class VastApi:
 
     def launch(self, call: Call) -> Reply:
         """Search and rent in one call: the first offer of the query's order, or none."""
-        body = _body(call)
+        body = body_of(call)
         try:
             found = search(self.world.vast, body.get("q") or {}, self.world.clock.now())
         except BadQueryError as exc:
@@ -350,8 +347,8 @@ class VastApi:
 
     def listing(self, call: Call) -> Reply:
         """GET /api/v1/instances/: pages of 25, filters on stored columns only."""
-        self._whole_account(call)
-        filters = _query_json(call, "select_filters", {})
+        whole_account(call)
+        filters = query_json(call, "select_filters", {})
         if not isinstance(filters, dict) or set(filters) - _STORED:
             return failure(
                 400, "invalid_request", f"select_filters: cannot filter by {', '.join(set(filters) - _STORED)}"
@@ -359,7 +356,7 @@ class VastApi:
         pods = self.world.listing(VAST, call.identity)
         try:
             rows = [pod for pod in pods if self._passes(pod, filters)]
-            rows.sort(key=_order_key(_query_json(call, "order_by", None)))
+            rows.sort(key=_order_key(query_json(call, "order_by", None)))
         except BadQueryError as exc:
             return failure(400, "invalid_request", str(exc))
         try:
@@ -375,7 +372,7 @@ class VastApi:
         if short is not None:
             page = page[: -int(short.options.get("drop", 1))]
         now = self.world.clock.now()
-        shown = select([instance_row(pod, now) for pod in page], _query_json(call, "select_cols", None))
+        shown = select([instance_row(pod, now) for pod in page], query_json(call, "select_cols", None))
         return Reply(
             200,
             {
@@ -417,8 +414,8 @@ class VastApi:
         return Reply(200, {"success": True})
 
     def destroy_many(self, call: Call) -> Reply:
-        self._whole_account(call)
-        ids = _body(call).get("instance_ids")
+        whole_account(call)
+        ids = body_of(call).get("instance_ids")
         if not isinstance(ids, list) or not ids:
             return failure(400, "invalid_args", "instance_ids is a list of ids")
         mine = [pod for number in ids if (pod := self.world.find(VAST, str(number), call.identity)) is not None]
@@ -431,9 +428,9 @@ class VastApi:
 
     def update(self, call: Call) -> Reply:
         """PUT /instances/{id}/: a label, or stop and start."""
-        pod, body = self._need(call), _body(call)
+        pod, body = self._need(call), body_of(call)
         if "label" in body:
-            self._whole_account(call)
+            whole_account(call)
             label = str(body["label"] or "")
             if len(label) > _MAX_LABEL:
                 return failure(400, "label_too_long", f"a label has at most {_MAX_LABEL} characters")
@@ -457,8 +454,8 @@ class VastApi:
         return Reply(200, {"success": True})
 
     def update_many(self, call: Call) -> Reply:
-        self._whole_account(call)
-        body = _body(call)
+        whole_account(call)
+        body = body_of(call)
         ids, state = body.get("ids"), body.get("state")
         if not isinstance(ids, list) or not 0 < len(ids) <= BULK or state not in ("running", "stopped"):
             return failure(400, "invalid_args", f"ids is a list of 1 to {BULK}, state running or stopped")
@@ -469,7 +466,7 @@ class VastApi:
         return Reply(200, {"success": True})
 
     def reboot(self, call: Call) -> Reply:
-        self._whole_account(call)
+        whole_account(call)
         pod = self._need(call)
         if pod.stage is not Stage.RUNNING:
             return failure(200, "invalid_id", f"Instance {pod.id} is not running.")
@@ -477,7 +474,7 @@ class VastApi:
         return Reply(200, {"success": True})
 
     def change_bid(self, call: Call) -> Reply:
-        self._whole_account(call)
+        whole_account(call)
         pod = self._need(call)
         if not pod.details.get("is_bid"):
             return failure(400, "invalid_args", "This is an on-demand contract.")
@@ -485,8 +482,8 @@ class VastApi:
 
     def snapshot(self, call: Call) -> Reply:
         """Accepted at once; whether the host could push is told nowhere."""
-        self._whole_account(call)
-        pod, body = self._need(call), _body(call)
+        whole_account(call)
+        pod, body = self._need(call), body_of(call)
         repository = str(body.get("personal_repo") or "")
         if not repository:
             return failure(400, "invalid_args", "personal_repo is missing")
@@ -500,8 +497,8 @@ class VastApi:
 
     def request_logs(self, call: Call) -> Reply:
         """The answer names a place that needs no key and is not there at once."""
-        self._whole_account(call)
-        pod, body = self._need(call), _body(call)
+        whole_account(call)
+        pod, body = self._need(call), body_of(call)
         try:
             tail = int(body.get("tail") or 1000)
         except (TypeError, ValueError):
@@ -524,7 +521,7 @@ class VastApi:
     # --- keys ---------------------------------------------------------------------------------------------------------
 
     def account_keys(self, call: Call) -> Reply:
-        self._whole_account(call)
+        whole_account(call)
         return Reply(200, [self._key_row(call, key) for key in call.identity.account.ssh_keys])
 
     @staticmethod
@@ -532,7 +529,7 @@ class VastApi:
         return {"user_id": call.identity.account.user_id, "deleted_at": None} | dict(key) | {"key": key["public_key"]}
 
     def add_account_key(self, call: Call) -> Reply:
-        self._whole_account(call)
+        whole_account(call)
         text, account = self._key_text(call), call.identity.account
         key = {"id": account.next_key_id, "public_key": text, "created_at": "2026-01-01T00:00:00"}
         account.next_key_id += 1
@@ -549,7 +546,7 @@ class VastApi:
         return Reply(200, {"success": True})
 
     def _account_key(self, call: Call) -> dict[str, Any]:
-        self._whole_account(call)
+        whole_account(call)
         for key in call.identity.account.ssh_keys:
             if str(key["id"]) == call.match["id"]:
                 return key
@@ -557,13 +554,13 @@ class VastApi:
 
     @staticmethod
     def _key_text(call: Call) -> str:
-        text = str(_body(call).get("ssh_key") or "").strip()
+        text = str(body_of(call).get("ssh_key") or "").strip()
         if not _KEY_TEXT.fullmatch(text):
             raise Refusal(failure(400, "no_ssh_key", "No valid SSH key provided."))
         return text
 
     def attach_key(self, call: Call) -> Reply:
-        self._whole_account(call)
+        whole_account(call)
         pod, text = self._need(call), self._key_text(call)
         if any(key["public_key"] == text for key in pod.keys):
             return failure(200, "duplicate_ssh_key", "SSH key already associated with instance.")
@@ -573,11 +570,11 @@ class VastApi:
         return Reply(200, {"success": True, "msg": "SSH key added to instance.", "key": json.dumps(key)})
 
     def attached_keys(self, call: Call) -> Reply:
-        self._whole_account(call)
+        whole_account(call)
         return Reply(200, {"success": True, "ssh_keys": json.dumps(self._need(call).keys)})
 
     def detach_key(self, call: Call) -> Reply:
-        self._whole_account(call)
+        whole_account(call)
         pod = self._need(call)
         kept = [key for key in pod.keys if str(key["id"]) != call.match["key"]]
         if len(kept) == len(pod.keys):
@@ -589,7 +586,7 @@ class VastApi:
     # --- money --------------------------------------------------------------------------------------------------------
 
     def user(self, call: Call) -> Reply:
-        self._whole_account(call)
+        whole_account(call)
         account = call.identity.account
         credit = account.balance(self.world.clock.now()) / 1e6
         keys = account.ssh_keys
@@ -621,12 +618,12 @@ class VastApi:
         )
 
     def spend(self, call: Call) -> Reply:
-        self._whole_account(call)
+        whole_account(call)
         return Reply(200, spend_rate(self.world, call.identity.account))
 
     def charges(self, call: Call) -> Reply:
-        self._whole_account(call)
-        filters = _query_json(call, "select_filters", {})
+        whole_account(call)
+        filters = query_json(call, "select_filters", {})
         day = filters.get("day") if isinstance(filters, dict) else None
         try:
             start, end = float(day["gte"]), float(day["lte"])  # type: ignore[index]
@@ -645,7 +642,7 @@ class VastApi:
         )
 
     def invoices(self, call: Call) -> Reply:
-        self._whole_account(call)
+        whole_account(call)
         account = call.identity.account
         row: dict[str, Any] = {
             "start": round(self.world.started, 1),
@@ -661,11 +658,6 @@ class VastApi:
 
     # --- who may what -------------------------------------------------------------------------------------------------
 
-    def _whole_account(self, call: Call) -> None:
-        """An instance's own key starts, stops, destroys and shows that instance, and does nothing else."""
-        if call.identity.pod is not None:
-            raise Refusal(failure(403, "auth_error", "This key may only act on its own instance."))
-
     def _find(self, call: Call) -> Pod | None:
         number = call.match["id"]
         if not number.isdigit():
@@ -677,27 +669,6 @@ class VastApi:
         if pod is None:
             raise Refusal(failure(404, "no_such_instance", f"Instance {call.match['id']} not found."))
         return pod
-
-
-def _body(call: Call) -> dict[str, Any]:
-    try:
-        body = call.request.json()
-    except ValueError:
-        raise Refusal(failure(400, "bad_request", "the body is not JSON")) from None
-    if not isinstance(body, dict):
-        raise Refusal(failure(400, "bad_request", "body: Input should be a valid dictionary"))
-    return body
-
-
-def _query_json(call: Call, name: str, default: Any) -> Any:
-    """A parameter that is JSON inside the query string."""
-    text = call.request.get(name)
-    if not text:
-        return default
-    try:
-        return json.loads(text)
-    except ValueError:
-        raise Refusal(failure(400, "invalid_request", f"{name} is not JSON")) from None
 
 
 def _order_key(order: Any) -> Callable[[Pod], Any]:

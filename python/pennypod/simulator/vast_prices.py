@@ -11,9 +11,9 @@ from typing import Any
 
 from pennypod.simulator.dispatch import Call
 from pennypod.simulator.state import VAST, Pod, World
+from pennypod.simulator.vast_wire import failure
 from pennypod.simulator.wire import Refusal, Reply
 
-_NONE = {"success": False, "error": "no_pending_price_increase", "msg": "No pending price increase."}
 _ids = itertools.count(701)
 
 
@@ -50,7 +50,7 @@ class PriceRequests:
     def _asked(self, call: Call) -> tuple[Pod, int]:
         """The pod whose request the body names. Raises Refusal: the body holds that number and nothing else."""
         if call.identity.pod is not None:
-            raise Refusal(Reply(403, {"success": False, "error": "auth_error", "msg": "This action requires login."}))
+            raise Refusal(failure(403, "auth_error", "This action requires login."))
         try:
             body = json.loads(call.request.body or b"null")
         except ValueError:
@@ -58,11 +58,11 @@ class PriceRequests:
         number = body.get("pending_price_increase_id") if isinstance(body, dict) and len(body) == 1 else None
         if not isinstance(number, int):
             msg = "pending_price_increase_id: Input should be a valid integer, and nothing beside it"
-            raise Refusal(Reply(400, {"success": False, "error": "bad_request", "msg": msg}))
+            raise Refusal(failure(400, "bad_request", msg))
         for pod in self._waiting(call):
             if pod.details["price_request"]["id"] == number:
                 return pod, number
-        raise Refusal(Reply(404, _NONE))
+        raise Refusal(failure(404, "no_pending_price_increase", "No pending price increase."))
 
 
 def _row(pod: Pod) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from typing import Any
 from pennypod.simulator.dispatch import Call
 from pennypod.simulator.state import Account, World
 from pennypod.simulator.vast_search import BadQueryError, matches
+from pennypod.simulator.vast_wire import body_of, failure, whole_account
 from pennypod.simulator.wire import Refusal, Reply
 
 _TEXTS = ("name", "image", "tag", "href", "repo", "env", "onstart", "runtype", "jupyter_dir", "readme", "desc")
@@ -55,7 +56,7 @@ class Templates:
     # --- the endpoints ------------------------------------------------------------------------------------------------
 
     def create(self, call: Call) -> Reply:
-        made = Template(next(self._numbers), _owner(call), self._world.clock.now(), _fields(_body(call)))
+        made = Template(next(self._numbers), _owner(call), self._world.clock.now(), _fields(body_of(call)))
         self._kept.append(made)
         msg = f"Template Created Successfully! New Template ID: {made.number}"
         return Reply(200, {"success": True, "msg": msg, "template": made.row()})
@@ -68,25 +69,25 @@ class Templates:
             rows = [one.row() for one in self._kept if one.current and _may_see(account, one)]
             found = [row for row in rows if all(matches(row, name, wish) for name, wish in filters.items())]
         except (ValueError, AttributeError, BadQueryError) as exc:
-            raise _refusal(400, "invalid_request", f"select_filters: {exc}") from exc
+            raise Refusal(failure(400, "invalid_request", f"select_filters: {exc}")) from exc
         return Reply(200, {"success": True, "templates_found": len(found), "templates": found})
 
     def edit(self, call: Call) -> Reply:
         """Found by `hash_id`, and in v1 by `id`, too. What is not given is emptied, so clients send all of it."""
-        body = _body(call)
+        body = body_of(call)
         before = self._mine(_owner(call), body.get("hash_id"), body.get("id"))
         if before is None or not before.current:
-            raise _refusal(404, "not_found", "Template not found")
+            raise Refusal(failure(404, "not_found", "Template not found"))
         after = replace(before, fields=_fields(body))
         self._kept[self._kept.index(before)] = replace(before, current=False)
         self._kept.append(after)
         return Reply(200, {"success": True, "msg": "Template updated", "template": after.row()})
 
     def delete(self, call: Call) -> Reply:
-        body = _body(call)
+        body = body_of(call)
         found = self._mine(_owner(call), body.get("hash_id"), body.get("template_id"))
         if found is None:
-            raise _refusal(404, "not_found", "Template not found")
+            raise Refusal(failure(404, "not_found", "Template not found"))
         self._kept = [one for one in self._kept if one.number != found.number]
         return Reply(200, {"success": True, "msg": f"Template {found.number} Deleted Successfully"})
 
@@ -111,7 +112,7 @@ class Templates:
         known = [one for one in reversed(self._kept) if one.hash_id == wanted and _may_see(account, one)]
         if not known:
             msg = f"error 400: template {wanted} not found"
-            raise Refusal(Reply(400, {"success": False, "error": "invalid_args", "msg": msg, "ask_id": ask}))
+            raise Refusal(failure(400, "invalid_args", msg, ask_id=ask))
         template = known[0]
         given = {name: value for name, value in body.items() if value is not None}
         env = given.get("env")
@@ -125,7 +126,7 @@ def env_of(flags: str) -> dict[str, str]:
     try:
         words = iter(shlex.split(flags))
     except ValueError as exc:
-        raise _refusal(400, "invalid_args", f"env: {exc}") from exc
+        raise Refusal(failure(400, "invalid_args", f"env: {exc}")) from exc
     env: dict[str, str] = {}
     for word in words:
         option = _OPTIONS.get(word)
@@ -165,11 +166,11 @@ def _fields(body: Mapping[str, Any]) -> dict[str, Any]:
     """The body's fields. Raises Refusal for one of another kind, and without a name or an image."""
     for name in ("name", "image"):
         if not body.get(name):
-            raise _refusal(400, "invalid_args", f"Template {name} is required")
+            raise Refusal(failure(400, "invalid_args", f"Template {name} is required"))
     for names, kind in ((_TEXTS, str), (_LOGIN, str), (_FLAGS, bool)):
         wrong = [name for name in names if not isinstance(body.get(name), kind | None)]
         if wrong:
-            raise _refusal(400, "invalid_args", f"{wrong[0]}: Input should be a valid {kind.__name__}")
+            raise Refusal(failure(400, "invalid_args", f"{wrong[0]}: Input should be a valid {kind.__name__}"))
     env_of(str(body.get("env") or ""))
     return {name: body.get(name) for name in _FIELDS}
 
@@ -179,20 +180,5 @@ def _may_see(account: Account, template: Template) -> bool:
 
 
 def _owner(call: Call) -> Account:
-    if call.identity.pod is not None:
-        raise _refusal(403, "auth_error", "This key may only act on its own instance.")
+    whole_account(call)
     return call.identity.account
-
-
-def _body(call: Call) -> dict[str, Any]:
-    try:
-        body = call.request.json()
-    except ValueError:
-        body = None
-    if not isinstance(body, dict):
-        raise _refusal(400, "bad_request", "body: Input should be a valid dictionary")
-    return body
-
-
-def _refusal(status: int, code: str, msg: str) -> Refusal:
-    return Refusal(Reply(status, {"success": False, "error": code, "msg": msg}))
