@@ -55,8 +55,11 @@ class Left:
     def finish(self, **extra: object) -> subprocess.CompletedProcess[str]:
         """By hand, at a terminal."""
         command = self.workspace.command(run=self.run, **extra)
+        return self.type(["playbooks/finish.yml" if word == "train.yml" else word for word in command])
+
+    def type(self, command: list[str]) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            ["playbooks/finish.yml" if word == "train.yml" else word for word in command],
+            command,
             cwd=self.workspace.root,
             env=self.workspace.environment | {"PATH": self.path},
             capture_output=True,
@@ -183,15 +186,7 @@ def test_without_cron_nothing_is_rented(tmp_path: Path, missing: str, advice: st
         "--mount-proc",
         *(["--map-root-user"] if os.geteuid() else []),
     ]
-    done = subprocess.run(
-        [*alone, *left.workspace.command(job="tiny", detach="true")],
-        cwd=left.workspace.root,
-        env=left.workspace.environment | {"PATH": left.path},
-        capture_output=True,
-        text=True,
-        stdin=subprocess.DEVNULL,
-        timeout=200,
-    )
+    done = left.type([*alone, *left.workspace.command(job="tiny", detach="true")])
     assert done.returncode != 0
     (error,) = [line for line in (done.stdout + done.stderr).splitlines() if line.startswith("error:")]
     assert advice in error
